@@ -54,7 +54,9 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "qmq.net.client",
         "qmq.net.protocol",
         "qmq.ownership",
+        "qmq.net.transfer",
     ),
+    "qmq.net.transfer": (),
     "qmq.net.server": (
         "qmq.broker.ports.access",
         "qmq.broker.ports.commands",
@@ -66,6 +68,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "qmq.names",
         "qmq.net.protocol",
         "qmq.net.server",
+        "qmq.net.transfer",
     ),
     "qmq.tokens": ("qmq.errors", "qmq.names", "qmq.ownership"),
     "qmq.settings": ("qmq.durations", "qmq.errors", "qmq.names"),

@@ -20,6 +20,8 @@ from qmq.net.protocol import frames
 from qmq.net.protocol.frames import FRAME, FRAME_SIZE, Frame, FrameKind
 
 _MAX_ANSWER_BYTES: Final = 64 << 20
+#: The last bytes of a frame, which have to come within the time that there is.
+_SMALL_BYTES: Final = 16 << 10
 #: As in format/layout.py, which needs numpy.
 _PRODUCER_ID_SIZE: Final = 16
 
@@ -44,8 +46,9 @@ class BlockingConnection:
     ) -> None:
         """Connect, and send HELLO with *client* as the name of the program.
 
-        *timeout* is for each wait for the broker, in seconds; with *clock* it is for all calls together. Raises
-        OSError, and the error with which the broker refuses the client.
+        *timeout* is for each wait for the broker, in seconds; with *clock* it is for all calls together, and begins
+        anew while the bytes of a large frame move. Raises OSError, and the error with which the broker refuses the
+        client.
         """
         self._address = address
         self._timeout = timeout
@@ -99,8 +102,11 @@ class BlockingConnection:
     def send(self, kind: FrameKind, payload: bytes = b"", meta: bytes = b"") -> int:
         """Send a request, and return its number."""
         self._request += 1
-        self._limit()
-        self._socket.sendall(frames.encode_frame(kind, self._request, meta, len(payload)) + payload)
+        view = memoryview(frames.encode_frame(kind, self._request, meta, len(payload)) + payload)
+        while len(view):  # the time limit of sendall would be for all of it
+            self._limit()
+            view = view[self._socket.send(view) :]
+            self._moved(view)
         return self._request
 
     def exactly(self, size: int) -> memoryview:
@@ -117,6 +123,11 @@ class BlockingConnection:
             if not got:
                 raise ConnectionLost(f"the broker at {self._address} closed the connection")
             view = view[got:]
+            self._moved(view)
+
+    def _moved(self, left: memoryview) -> None:
+        if self._clock is not None and len(left) > _SMALL_BYTES:
+            self._due = self._clock() + self._timeout
 
     def _limit(self) -> None:
         if self._clock is not None:
@@ -128,8 +139,8 @@ class BlockingConnection:
 
 @contextmanager
 def answering_within(timeout: float, address: Address) -> Iterator[BlockingConnection]:
-    """Yield a connection that must have given all answers after *timeout* seconds. Raises ConnectionLost if it did not,
-    and the error with which the broker refuses a request.
+    """Yield a connection that must have given all answers after *timeout* seconds in which no bytes moved. Raises
+    ConnectionLost if it did not, and the error with which the broker refuses a request.
     """
     try:
         client = f"qmq-python/{metadata.version('qmq')}"

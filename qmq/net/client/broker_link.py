@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from functools import cache, partial
@@ -24,10 +25,10 @@ from qmq.errors import (
 )
 from qmq.net.client.address import Address
 from qmq.net.client.backoff import Backoff
-from qmq.net.client.connection import ANSWER_TIMEOUT, Answer, BrokerConnection, Welcome
+from qmq.net.client.connection import ANSWER_TIMEOUT, Answer, BrokerConnection, Welcome, timeout_while_still
 from qmq.net.client.heartbeat import HeartbeatSender
 from qmq.net.client.options import ClientOptions, producer_id_of
-from qmq.net.client.producer.accumulator import SendLimits
+from qmq.net.client.producer.accumulator import BATCH_BYTES, SendLimits
 from qmq.net.client.producer.receipts import Receipt
 from qmq.net.client.producer.window import SendWindow
 from qmq.net.protocol import frames
@@ -40,8 +41,12 @@ log = logging.getLogger("qmq.client")
 CONNECT_TIMEOUT: Final = 5.0
 #: The broker may take this long to notice that the last client of a producer's name has ended.
 CLAIM_TIMEOUT: Final = 2.0
-#: A broker that owes an answer for this long counts as dead; the link connects again.
+#: A broker that owes an answer for this long, while no bytes move, counts as dead; the link connects again. Where a
+#: relay holds the bytes, nobody sees them move: so each further connection without a stored batch gets twice as long.
 SILENCE: Final = 10.0
+_MOST_SILENCES: Final = 8
+#: The size of batches, after connections that have ended while batches were long on their way.
+_LEAST_BATCH_BYTES: Final = 64 << 10
 #: After a connection that lasted this long, the link connects again without a delay.
 GOOD_AFTER: Final = 2.0
 #: While connections keep ending soon, one warning in this time reports all of them.
@@ -182,6 +187,8 @@ class Link:
             "the client is not connected; use it inside `async with qmq.connect(...) as client`, or await it"
         )
         self._connected_at = 0.0
+        self._silences = 1
+        self._batch_bytes = BATCH_BYTES
         self._warned_at = 0.0
         self._unreported = 0  # connections that have ended since the last warning
         self._backoff = Backoff()
@@ -307,9 +314,13 @@ class Link:
             await asyncio.sleep(backoff.next_delay())
 
     async def answer(self, kind: FrameKind, meta: dict[str, Any] | None = None) -> Answer:
-        """Do as ``ask``, but for ``admin_timeout`` seconds at most. Raises TimeoutError after that."""
-        async with asyncio.timeout(self._options.admin_timeout):
+        """Do as ``ask``, but for ``admin_timeout`` seconds at most in which no bytes move. Raises TimeoutError."""
+        async with timeout_while_still(self._options.admin_timeout, self.moved_at):
             return await self.ask(kind, meta)
+
+    def moved_at(self) -> float:
+        """Return when bytes of an unfinished transfer have moved last."""
+        return -math.inf if self.connection is None else self.connection.moved_at
 
     @staticmethod
     def _wake_all(futures: list[asyncio.Future[None]]) -> None:
@@ -374,13 +385,18 @@ class Link:
     def _ticked(self) -> None:
         """Give up sends that are too old, and a broker that does not answer."""
         assert self._loop is not None
-        now = self._loop.time()
-        self._sending.expire(now)
+        now, connection, sending = self._loop.time(), self.connection, self._sending
+        if connection is not None and (seconds := connection.look(now)):
+            sending.moved(now, seconds)
+        sending.expire(now)
         self._owner.batch_ended()
-        connection = self.connection
         if connection is not None:
-            silent_since = self._sending.silent_since()
-            if (silent_since is not None and now > silent_since + SILENCE) or connection.is_overdue(now):
+            silent_since = sending.silent_since()
+            is_silent = silent_since is not None and now > silent_since + SILENCE * self._silences
+            if is_silent:
+                stored = sending.progress_at > self._connected_at
+                self._silences = 1 if stored else min(2 * self._silences, _MOST_SILENCES)
+            if is_silent or connection.is_overdue(now):
                 connection.abort(ConnectionLost(f"the broker at {connection.address} did not answer in time"))
             else:
                 self.want_turn()
@@ -426,6 +442,7 @@ class Link:
         is_let_out = type(error) is Unauthorized  # a login would fail as well, and brokers let failed ones wait
         if not is_let_out:
             self._warn(error, now)
+        self._batch_bytes = max(self._batch_bytes >> 1, _LEAST_BATCH_BYTES) if self._sending.was_slow else BATCH_BYTES
         self._sending.disconnected(error, now)
         self._owner.changed()
         if is_let_out and self._owner.is_hopeless(self, error):
@@ -515,7 +532,13 @@ class Link:
         self.welcome = welcome
         self._sending.connected(
             welcome.store_id,
-            SendLimits(welcome.max_frame_bytes, welcome.max_message_bytes, welcome.producer_window),
+            SendLimits(
+                welcome.max_frame_bytes,
+                welcome.max_message_bytes,
+                welcome.producer_window,
+                welcome.producer_ttl_ms / 4_000,
+                self._batch_bytes,
+            ),
         )
         self._sending.continue_after(last)
         self._connected_at = self._loop.time()

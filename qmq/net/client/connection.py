@@ -8,10 +8,12 @@ view leads to it: to touch fresh memory for the first time costs more than to re
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 import struct
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, Final, NamedTuple, Protocol, cast
 
 import numpy as np
@@ -23,6 +25,7 @@ from qmq.net.client.address import Address, TlsFiles
 from qmq.net.protocol import frames
 from qmq.net.protocol.frames import FRAME, FRAME_SIZE, Frame, FrameKind, made
 from qmq.net.protocol.messages import EMPTY_HEAD, MessagesHead, decode_head
+from qmq.net.transfer import Transfer
 
 #: Large buffers of a connection: for the answer that is handled, and for the next one.
 _MAX_BUFFERS: Final = 2
@@ -60,6 +63,8 @@ WRITE_HIGH_BYTES: Final = 4 << 20
 WRITE_LOW_BYTES: Final = 1 << 20
 #: A broker that lets a request wait this long, in seconds, counts as dead.
 ANSWER_TIMEOUT: Final = 20.0
+#: Bytes on their way that have not moved for this long, in seconds, do not move any more.
+STILL_AFTER: Final = 10.0
 #: Closing waits this long, in seconds, for the broker to read the remaining bytes.
 CLOSE_TIMEOUT: Final = 1.0
 #: The largest frame before WELCOME has said how large frames may be.
@@ -83,6 +88,8 @@ class Answer(NamedTuple):
     begun: PartialAnswer | None = None
     #: The head of an answer to a pull.
     head: MessagesHead = EMPTY_HEAD
+    #: How long a large answer to a pull came in.
+    seconds: float = 0.0
 
 
 _NO_META: Final[dict[str, Any]] = {}
@@ -103,6 +110,28 @@ class Welcome(NamedTuple):
     max_pull_count: int
     max_pull_bytes: int
     session_timeout_ms: int
+
+
+@asynccontextmanager
+async def timeout_while_still(seconds: float, moved_at: Callable[[], float]) -> AsyncIterator[None]:
+    """Limit what is done within, as ``asyncio.timeout`` does, to *seconds* in which no bytes move. *moved_at* returns
+    when they have moved last.
+    """
+    loop = asyncio.get_running_loop()
+
+    async def look() -> None:
+        until = loop.time() + seconds
+        while (now := loop.time()) < until:
+            await asyncio.sleep(until - now)
+            until = max(until, moved_at() + seconds)
+        timeout.reschedule(now)
+
+    looking = loop.create_task(look(), name="qmq-timeout")
+    try:
+        async with asyncio.timeout(None) as timeout:
+            yield
+    finally:
+        looking.cancel()
 
 
 class ConnectionOwner(Protocol):
@@ -174,9 +203,13 @@ class BrokerConnection(asyncio.BufferedProtocol):
         self._filled = 0
         self._large: memoryview | None = None  # the frame that is being received, if it is over SMALL_BYTES
         self._large_filled = 0
+        self._large_began = 0.0
         self._buffers = ReceiveBuffers()
         self._arriving: PartialAnswer | None = None  # decodes the large frame, if it is an answer to a pull
         self._payload_at = 0  # in the large frame
+        self._transfer = Transfer()
+        #: When bytes of an unfinished transfer have moved last, by the loop's clock, as far as ``look`` has seen.
+        self.moved_at = -math.inf
 
     async def open(self, address: Address) -> None:
         """Connect to a broker, by TLS if its address says so. Raises QmqError."""
@@ -292,8 +325,28 @@ class BrokerConnection(asyncio.BufferedProtocol):
             frame, self._unwritten = self._unwritten + frame, b""
         self._transport.write(frame)
 
+    def look(self, now: float) -> float:
+        """Return for how many seconds bytes on their way have moved, since it was seen last; 0.0: they stand still."""
+        if not self._transfer.has_moved(self._transport, self.arrived):
+            return 0.0
+        before, self.moved_at = self.moved_at, now
+        return now - before if now - before <= STILL_AFTER else 0.001
+
+    @property
+    def arrived(self) -> int:
+        """The bytes of an incomplete frame that have come."""
+        return self._large_filled if self._large is not None else self._filled
+
+    def arrived_of(self, request: int) -> int:
+        """Return how many bytes of an incomplete answer to that request have come."""
+        frame = self._buffer if self._large is None else self._large
+        arrived = self.arrived
+        return arrived if arrived >= FRAME_SIZE and FRAME.unpack_from(frame)[4] == request else 0
+
     def is_overdue(self, now: float) -> bool:
-        """Return whether an answer is overdue."""
+        """Return whether an answer is overdue, and no bytes are on their way that move."""
+        if now <= self.moved_at + STILL_AFTER:
+            return False
         return any(asked.due is not None and now > asked.due for asked in self._asked.values())
 
     def close(self) -> None:
@@ -411,7 +464,7 @@ class BrokerConnection(asyncio.BufferedProtocol):
         left = self._filled - used
         self._large = self._buffers.buffer(size)
         self._large[:left] = self._buffer[used : used + left]
-        self._large_filled = left
+        self._large_filled, self._large_began = left, self._loop.time()
         self._filled = 0
         self._payload_at = FRAME_SIZE + meta_size
         self._arriving = PartialAnswer(self._large[self._payload_at :]) if kind == _MESSAGES else None
@@ -464,7 +517,8 @@ class BrokerConnection(asyncio.BufferedProtocol):
             self._buffers.clear()
             payload = memoryview(bytes(payload))
         del self._asked[request]
-        asked.callback(made(Answer, (_MESSAGES, _NO_META, payload, self._arriving if keeps else None, head)))
+        begun, seconds = (self._arriving, self._loop.time() - self._large_began) if keeps else (None, 0.0)
+        asked.callback(made(Answer, (_MESSAGES, _NO_META, payload, begun, head, seconds)))
 
     def _unasked(self, kind: int, request: int) -> ProtocolError:
         return ProtocolError(

@@ -10,7 +10,7 @@ import msgpack
 from qmq.errors import ConnectionLost, ProtocolError
 from qmq.net.client.address import Address
 from qmq.net.client.broker_link import CONNECT_TIMEOUT
-from qmq.net.client.connection import Answer, BrokerConnection, RequestsOnly, Welcome
+from qmq.net.client.connection import Answer, BrokerConnection, RequestsOnly, Welcome, timeout_while_still
 from qmq.net.protocol.frames import FRAME_SIZE, FrameKind
 
 #: A broker has this long, in seconds, to look up the stored messages of a run, and to store a frame.
@@ -86,12 +86,16 @@ class RestoreTarget:
         self, kind: FrameKind, timeout_s: float, meta: dict[str, Any] | None, payload: bytes = b""
     ) -> Answer:
         try:
-            async with asyncio.timeout(timeout_s):
+            async with timeout_while_still(timeout_s, self._moved_at):
                 return await self._connection.request(kind, meta, payload)
         except TimeoutError:
             error = ConnectionLost(f"the broker at {self._connection.address} did not answer within {timeout_s:g} s")
             self._connection.abort(error)
             raise error from None
+
+    def _moved_at(self) -> float:
+        self._connection.look(asyncio.get_running_loop().time())
+        return self._connection.moved_at
 
     async def close(self) -> None:
         """Close the connection, and wait until it has ended."""

@@ -125,17 +125,17 @@ def test_requests_are_numbered_and_answered_by_number(held: Held) -> None:
         answer(FrameKind.SUBSCRIBED, second, meta={"subscription": 3}) + answer(FrameKind.MESSAGES, first, b"abc")
     )
     assert held.answers == [
-        (FrameKind.SUBSCRIBED, {"subscription": 3}, b"", None, EMPTY_HEAD),
-        (FrameKind.MESSAGES, {}, b"abc", None, EMPTY_HEAD),
+        (FrameKind.SUBSCRIBED, {"subscription": 3}, b"", None, EMPTY_HEAD, 0.0),
+        (FrameKind.MESSAGES, {}, b"abc", None, EMPTY_HEAD, 0.0),
     ]
 
 
 def test_an_answer_with_messages_may_answer_acknowledgements_too(held: Held) -> None:
     acks, pull = [held.ask(FrameKind.ACK), held.ask(FrameKind.ACK)], held.ask(FrameKind.PULL)
     held.receive(encode_messages(pull, 3, acked=acks) + b"abc")
-    none_refused = (FrameKind.ACKED, {}, frames.ACKED.pack(0), None, EMPTY_HEAD)
+    none_refused = (FrameKind.ACKED, {}, frames.ACKED.pack(0), None, EMPTY_HEAD, 0.0)
     head = MessagesHead(acked=tuple(acks))
-    assert held.answers == [none_refused, none_refused, (FrameKind.MESSAGES, {}, b"abc", None, head)]
+    assert held.answers == [none_refused, none_refused, (FrameKind.MESSAGES, {}, b"abc", None, head, 0.0)]
 
 
 @pytest.mark.parametrize("named", [lambda acks, pull: [pull], lambda acks, pull: [99], lambda acks, pull: acks + acks])

@@ -28,6 +28,7 @@ from qmq.net.client.backoff import Backoff, RefusalLog
 from qmq.net.client.broker_link import Link
 from qmq.net.client.connection import Answer, BrokerConnection
 from qmq.net.client.consumer.acks import AckSender
+from qmq.net.client.consumer.answer_size import AnswerSize
 from qmq.net.client.consumer.corrupt_reads import error_of, pack_report, read_checked, sequences_of
 from qmq.net.client.consumer.in_flight import InFlightWindow, PendingDisposition
 from qmq.net.client.consumer.message import with_tags
@@ -61,6 +62,11 @@ class ReceivedRuns:
         """Append *run*, of one message."""
         self._runs.append(run)
         self.count += 1
+
+    @property
+    def size(self) -> int:
+        """How many bytes the runs have."""
+        return sum(len(run.data) for run in self._runs)
 
     def put_back(self, runs: Sequence[Run]) -> None:
         """Insert *runs* in front: they were not handed out after all."""
@@ -182,6 +188,7 @@ class Puller:
         self._capped = self._full = False  # the answer reached its limit of messages, or of bytes: there may be more
         self._filtered = False  # the answer had messages without any of the group's tags
         self._max_bytes = PULL_BYTES
+        self._size = AnswerSize(comes_once=self._is_at_most_once)
         self._request = PullRequest(self._answered)
         self._checks = False  # the last answer was damaged: have the broker check headers before it sends it again
         self._reporting: asyncio.Future[Answer | QmqError] | None = None
@@ -386,6 +393,8 @@ class Puller:
                 asked_until = self._ask(subscribed, max_count, min_count, clock() if enough else deadline, clock())
             if request.answer is None:
                 await request.wait(None if deadline is None else deadline + GRACE, loop)
+                if request.answer is None:
+                    await request.wait_while_arriving(loop)
                 self._check_inside()
                 if request.answer is None:
                     request.withdraw()
@@ -399,6 +408,8 @@ class Puller:
                 if self._filtered and self._received.count < min_count and now < deadline + GRACE:
                     continue  # messages may follow those that were filtered out
                 break
+            if has_messages and now < asked_until and self._received.size < self._max_bytes > self._size.most:
+                continue  # the link is slow, so the answer had fewer bytes than the program takes
             if has_messages and now < asked_until:
                 break  # fewer than min_count, because they have many bytes
         taken = self._received.take(max_count)
@@ -438,7 +449,7 @@ class Puller:
             in_flight = self.ack_sender.in_flight
             assert in_flight is not None
             expected = in_flight.expected
-        size = min(self._max_bytes, welcome.max_pull_bytes)
+        size = min(self._max_bytes, welcome.max_pull_bytes, self._size.most)
         payload = frames.PULL.pack(subscription, most, least, size, int(timeout * 1_000 + 0.999), expected)
         flags = frames.CHECK if self._checks else 0
         self._request.send(connection, payload, most, in_flight, now + timeout + LATE, flags)
@@ -495,7 +506,9 @@ class Puller:
             if not answer.retryable:
                 self._doubt(answer)
                 return False
-            if not isinstance(answer, ConnectionLost):  # the next round waits for a new connection
+            if isinstance(answer, ConnectionLost):  # the next round waits for a new connection
+                self._size.lost(self._max_bytes)
+            else:
                 self._refusals.came(answer)
                 delay = self._backoff.next_delay()
                 left = delay if deadline is None else deadline - asyncio.get_running_loop().time()
@@ -539,7 +552,8 @@ class Puller:
         accepted = self._received.add(runs)
         self._filtered = accepted < whole
         self._capped = accepted >= self._request.max_count
-        self._full = self._capped or len(answer.payload) > self._max_bytes // 2
+        self._full = self._capped or len(answer.payload) > min(self._max_bytes, self._size.most) // 2
+        self._size.came(len(answer.payload), answer.seconds)
         return bool(runs) and accepted == whole  # more may follow messages that were filtered out
 
     # --- damage ------------------------------------------------------------------------------------------------------

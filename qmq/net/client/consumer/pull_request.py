@@ -14,6 +14,8 @@ from qmq.net.protocol.frames import FrameKind
 
 #: A plain integer: reading a member of an enum looks it up by name.
 _PULL: Final = int(FrameKind.PULL)
+#: Seconds in which the next bytes of an answer have to come.
+STEP_S: Final = 2.0
 
 
 class PullRequest:
@@ -76,6 +78,16 @@ class PullRequest:
             self._waiter = None
             if timer is not None:
                 timer.cancel()
+
+    async def wait_while_arriving(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Wait on while bytes of the answer come in."""
+        before = 0
+        while self.is_pending and self.connection is not None:
+            arrived = self.connection.arrived_of(self._number)
+            if arrived <= before:
+                return
+            before = arrived
+            await self.wait(loop.time() + STEP_S, loop)
 
     def withdraw(self) -> None:
         """Ask the broker to answer the pull now; the next pull gets the messages of the answer."""

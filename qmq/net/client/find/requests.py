@@ -12,7 +12,7 @@ from qmq.format.pieces import read_answer
 from qmq.format.run import Run
 from qmq.net.client.backoff import Backoff
 from qmq.net.client.broker_link import Link
-from qmq.net.client.connection import Answer
+from qmq.net.client.connection import Answer, timeout_while_still
 from qmq.net.client.find.stored_message import StoredMessage, stored_message
 from qmq.net.protocol import frames
 from qmq.net.protocol.frames import FrameKind
@@ -38,10 +38,11 @@ async def ask(
 ) -> Answer:
     """Send a request and return its answer; repeat it where the connection was lost or the broker is overloaded.
 
-    Raises TimeoutError after *timeout* seconds, and errors of the broker, also of its disk, at once.
+    Raises TimeoutError after *timeout* seconds in which no bytes moved, and errors of the broker, also of its disk, at
+    once.
     """
     backoff: Backoff | None = None
-    async with asyncio.timeout(timeout):
+    async with timeout_while_still(timeout, link.moved_at):
         while True:
             connection = await link.connected()
             try:

@@ -69,6 +69,10 @@ class SendLimits(NamedTuple):
     max_frame_bytes: int = 16 << 20
     max_message_bytes: int = 4 << 20
     producer_window: int = 64
+    #: Seconds for which moving bytes may extend a send_timeout: the broker remembers the producer for longer.
+    most_moved_s: float = 900.0
+    #: The size of batches, of which a larger message alone is one. A link that is too slow for them gets smaller ones.
+    batch_bytes: int = BATCH_BYTES
 
 
 class Accumulator:
@@ -110,7 +114,7 @@ class Accumulator:
         self._settle()
         self._close_short_cut()  # it depends on the limits
         self._limits = limits
-        self._batch_bytes = min(BATCH_BYTES, limits.max_frame_bytes - _FRAME_MARGIN)
+        self._batch_bytes = min(limits.batch_bytes, limits.max_frame_bytes - _FRAME_MARGIN)
         self._may_cut_short = self._batch_bytes <= limits.max_message_bytes
         # A message up to this size is within all limits.
         self._free_bytes = min(self._batch_bytes - _FRAME_MARGIN, limits.max_message_bytes)

@@ -62,6 +62,8 @@ class OutgoingBatch:
     broker = ANY_BROKER
     producer_sequence = 0
     first_written_at = 0.0
+    #: Seconds in which it was in flight and bytes moved: these do not count against the send_timeout.
+    moved_s = 0.0
     written_at = 0.0  # the last time
     store_id = b""  # the store that it was last written to
     answer_lost = False  # it was written to that store without an answer

@@ -42,6 +42,8 @@ _OF_A_MESSAGE: Final = (InvalidOption, MessageTooLarge)
 #: While this many batches are in flight, messages collect until an answer comes, or until they fill a batch: a busy
 #: broker gets fewer and larger batches, an idle one gets each message at once.
 AT_ONCE: Final = 2
+#: A batch whose bytes have moved for this long is large for its link.
+SLOW_S: Final = 2.0
 
 
 class SendWindow:
@@ -69,7 +71,8 @@ class SendWindow:
         self._careful: set[OutgoingBatch] = set()
         self._backoff = Backoff()
         self._retry_at = 0.0
-        self._progress_at = 0.0  # the time at which this broker last stored a batch
+        #: The time at which this broker last stored a batch, and that at which bytes of batches last moved.
+        self.progress_at = self._moved_at = 0.0
 
     # --- connections -------------------------------------------------------------------------------------------------
 
@@ -225,10 +228,22 @@ class SendWindow:
         return bool(self._retries) or self._accumulator.has_any(self._takes)
 
     def silent_since(self) -> float | None:
-        """Return the time since which the broker owes an answer; None if it owes none."""
+        """Return the time since which the broker owes an answer and no bytes have moved; None if it owes none."""
         if not self._in_flight:
             return None
-        return max(min(batch.written_at for batch in self._in_flight.values()), self._progress_at)
+        return max(min(batch.written_at for batch in self._in_flight.values()), self.progress_at, self._moved_at)
+
+    def moved(self, now: float, seconds: float) -> None:
+        """Give the batches in flight more time: their bytes, or those before them, have moved in the last *seconds*."""
+        if self._in_flight:
+            self._moved_at = now
+            for batch in self._in_flight.values():
+                batch.moved_s += min(seconds, now - batch.written_at)
+
+    @property
+    def was_slow(self) -> bool:
+        """Whether bytes of a batch in flight have been on their way for long."""
+        return any(batch.moved_s >= SLOW_S for batch in self._in_flight.values())
 
     # --- outcomes ----------------------------------------------------------------------------------------------------
 
@@ -250,7 +265,7 @@ class SendWindow:
         if len(first_sequences) != (batch.built_runs or len(batch.runs)):
             raise ProtocolError(f"SENT for a batch of {len(batch.runs)} runs has {len(first_sequences)} sequences")
         del self._in_flight[request]
-        self._progress_at = self._outcomes.progress_at = now
+        self.progress_at = self._outcomes.progress_at = now
         if self._backoff.tries:
             self._backoff.reset()
         batch.stored(position, stored_at_us, partition, store_id, first_sequences)
@@ -298,15 +313,16 @@ class SendWindow:
         and then: what joins a batch between two calls waits together.
         """
         for request, batch in list(self._in_flight.items()):
-            if now >= batch.first_written_at + self._send_timeout:
+            if now >= self._expires_at(batch):
                 del self._in_flight[request]
                 self._given_up.add(request)
                 self._fail(batch, self._timed_out(batch), unknown=True)
-        for batch in [b for b in self._retries if now >= b.first_written_at + self._send_timeout]:
+        for batch in [b for b in self._retries if now >= self._expires_at(b)]:
             self._retries.remove(batch)
             self._fail(batch, self._timed_out(batch), batch.answer_lost)
         timeout = self._send_timeout
-        for broker, progress_at in ((ANY_BROKER, self._outcomes.progress_at), (self._number, self._progress_at)):
+        for broker, progress_at in ((ANY_BROKER, self._outcomes.progress_at), (self._number, self.progress_at)):
+            progress_at = max(progress_at, self._moved_at)
             if self._takes(broker):
                 for batch in self._accumulator.remove(
                     lambda since, last=progress_at: now >= max(since, last) + timeout,  # type: ignore[misc]
@@ -314,6 +330,9 @@ class SendWindow:
                 ):
                     self._fail(batch, self._timed_out(batch), unknown=False)
         self._accumulator.seal_due(now, self._takes)
+
+    def _expires_at(self, batch: OutgoingBatch) -> float:
+        return batch.first_written_at + self._send_timeout + min(batch.moved_s, self._limits.most_moved_s)
 
     def _timed_out(self, batch: OutgoingBatch) -> QmqError:
         cause = batch.last_error or self.last_error

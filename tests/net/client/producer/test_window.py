@@ -554,6 +554,38 @@ def test_silence_is_counted_from_the_last_answer() -> None:
     assert driven.sending.silent_since() == 50.0
 
 
+def test_while_bytes_move_nobody_is_silent_and_no_time_passes_for_what_is_sent_or_waits() -> None:
+    driven = Driven()
+    sent = driven.send(b"1")
+    driven.written(0.0)
+    for second in range(1, 101):
+        driven.sending.moved(float(second), 1.0)
+        driven.sending.expire(float(second))
+    assert driven.sending.silent_since() == 100.0
+    assert driven.sending.was_slow
+    waiting = driven.send(b"2", now=100.0)
+    driven.sending.disconnected(LOST, 100.0)
+    assert not driven.sending.was_slow
+    driven.sending.expire(100.0 + TIMEOUT - 0.1)
+    assert not sent.done()
+    driven.sending.expire(100.0 + TIMEOUT)
+    assert type(sent.error) is SendUnknown
+    assert type(waiting.error) is SendFailed
+
+
+def test_bytes_that_move_for_ever_do_not_outlast_the_brokers_memory_of_a_producer() -> None:
+    driven = Driven()
+    driven.sending.connected(STORE, SendLimits(most_moved_s=50.0))
+    sent = driven.send(b"1")
+    driven.written(0.0)
+    for second in range(1, 101):
+        driven.sending.moved(float(second), 1.0)
+    driven.sending.expire(50.0 + TIMEOUT - 0.1)
+    assert not sent.done()
+    driven.sending.expire(50.0 + TIMEOUT)
+    assert sent.done()
+
+
 class World:
     """A broker behind a bad network: it drops connections, loses answers, refuses for a while, or some for good.
 
