@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -18,7 +18,7 @@ from qmq.format.pieces import piece_of_run, read_single
 from qmq.format.run import Run
 from qmq.net.client.connection import Answer, BrokerConnection
 from qmq.net.client.consumer.corrupt_reads import read_checked
-from qmq.net.client.consumer.in_flight import InFlightWindow, PendingDisposition
+from qmq.net.client.consumer.in_flight import FailedAttempt, InFlightWindow, PendingDisposition
 from qmq.net.protocol import frames
 from qmq.net.protocol.frames import FRAME, FRAME_SIZE, FrameKind
 from qmq.net.protocol.messages import encode_messages
@@ -100,19 +100,27 @@ class _Consumer:
     def want_send(self) -> None:
         """Do nothing: the target sends."""
 
-    async def hand_back(self, in_flight: InFlightWindow, back: PendingDisposition) -> None:
+    def hand_back(self, in_flight: InFlightWindow, backs: Sequence[PendingDisposition]) -> Awaitable[object]:
         raise AssertionError
 
-    def release(self, in_flight: InFlightWindow, start: int, end: int) -> None:
+    def hand_back_soon(self, in_flight: InFlightWindow, back: PendingDisposition) -> None:
+        raise AssertionError
+
+    def release(self, run: Run, start: int, end: int, delay_us: int | None) -> None:
+        raise AssertionError
+
+    def cancelled(
+        self, in_flight: InFlightWindow, backs: Sequence[PendingDisposition], fail: Callable[[], FailedAttempt]
+    ) -> None:
+        raise AssertionError
+
+    def call_from_thread(self, dispose: Callable[[], object]) -> bool:
         raise AssertionError
 
     def return_early(self, in_flight: InFlightWindow, start: int, end: int) -> None:
         raise AssertionError
 
     async def confirm(self, in_flight: InFlightWindow, start: int, end: int) -> None:
-        raise AssertionError
-
-    def fail(self, in_flight: InFlightWindow, back: PendingDisposition) -> None:
         raise AssertionError
 
     def dropped(self, in_flight: InFlightWindow, sequence_ranges: list[tuple[int, int]]) -> None:

@@ -229,14 +229,18 @@ class BrokersMissed(QmqError):
 class Retry(QmqError):
     """Raise it in a handler to get the message again after *after*, a duration (None: after the group's delay).
 
-    raise qmq.Retry("the shop is closed", after="10m")
+        raise qmq.Retry("the shop is closed", after="10m")
+        raise qmq.Retry("the order is not paid yet", after="10m", counts=False)
+
+    With *counts* False it was no attempt: ``max_attempts`` stays as far away as before.
     """
 
     code = "retry"
 
-    def __init__(self, reason: str = "", *, after: float | timedelta | str | None = None) -> None:
+    def __init__(self, reason: str = "", *, after: float | timedelta | str | None = None, counts: bool = True) -> None:
         super().__init__(reason)
         self.after = after
+        self.counts = counts
 
 
 class Fenced(QmqError):

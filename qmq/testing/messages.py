@@ -5,7 +5,7 @@ from __future__ import annotations
 import json as json_module
 import os
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from typing import Any, Final, Literal, NamedTuple, TypeVar
@@ -18,7 +18,7 @@ from qmq.format.layout import PRODUCER_ID_SIZE, RUN_REPLAYED
 from qmq.format.pieces import read_answer
 from qmq.format.run import Run
 from qmq.names import check_subject
-from qmq.net.client.consumer.in_flight import InFlightWindow, PendingDisposition
+from qmq.net.client.consumer.in_flight import FailedAttempt, InFlightWindow, PendingDisposition
 from qmq.net.client.consumer.message import Message
 from qmq.net.client.options import Priority, body_of, lane_of
 from qmq.net.client.sync.consumer import SyncMessage
@@ -49,7 +49,7 @@ class DispositionRecorder:
         self.hands_over = False
         self.loop: Any = self
         self.failures = self
-        self.thread_acks = self
+        self.thread_dispositions = self
 
     def record(self, name: DispositionName, delay_us: int | None = None, reason: str = "") -> None:
         """Record a disposition, unless there is one."""
@@ -69,17 +69,35 @@ class DispositionRecorder:
         """Record an ack of a message without asyncio."""
         self.record("ack")
 
-    async def hand_back(self, in_flight: InFlightWindow, back: PendingDisposition) -> None:
+    def call_from_thread(self, dispose: Callable[[], object]) -> bool:
+        """Give a disposition now: there is no thread of a client."""
+        dispose()
+        return True
+
+    def create_task(self, waiting: Coroutine[Any, Any, None]) -> None:
+        """Run a wait for a disposition to its end: the recorder waits for nothing."""
+        with suppress(StopIteration):
+            waiting.send(None)
+
+    def hand_back(self, in_flight: InFlightWindow, backs: Sequence[PendingDisposition]) -> Awaitable[object]:
         """Record a nack or reject."""
+        for back in backs:
+            self.hand_back_soon(in_flight, back)
+        return _Nothing()
+
+    def hand_back_soon(self, in_flight: InFlightWindow, back: PendingDisposition) -> None:
+        """Record a disposition."""
         self.record(_NAMES[back.disposition], back.delay_us, back.reason)
 
-    def fail(self, in_flight: InFlightWindow, back: PendingDisposition) -> None:
-        """Record the nack of a handler that failed."""
-        self.record(_NAMES[back.disposition], back.delay_us, back.reason)
-
-    def release(self, in_flight: InFlightWindow, start: int, end: int) -> None:
+    def release(self, run: Run, start: int, end: int, delay_us: int | None) -> None:
         """Record a release."""
-        self.record("release")
+        self.record("release", delay_us)
+
+    def cancelled(
+        self, in_flight: InFlightWindow, backs: Sequence[PendingDisposition], fail: Callable[[], FailedAttempt]
+    ) -> None:
+        """Record the nack of a handler that was cancelled, as by a consumer that goes on."""
+        self.hand_back_soon(in_flight, backs[0].of(fail()))
 
     def return_early(self, in_flight: InFlightWindow, start: int, end: int) -> None:
         """Do nothing: a single message follows no other one of its order key."""
@@ -93,8 +111,12 @@ class DispositionRecorder:
     def late(self, call: str, shown: object) -> None:
         """Do nothing: there is no block that could have ended."""
 
-    def add(self, message: object, error: BaseException, delay_us: int | None) -> None:
+    def add_batch(self, messages: object, error: BaseException, delay_us: int | None) -> None:
         """Do nothing: the test sees the error itself."""
+
+    def delay_after(self, attempt: int) -> int | None:
+        """Return the group's delay: there is no group."""
+        return None
 
     def add_rejected(self, messages: object, reason: str) -> None:
         """Do nothing: the disposition is recorded."""
@@ -102,6 +124,13 @@ class DispositionRecorder:
     def is_last(self, attempt: int) -> bool:
         """Return whether no attempt follows this one."""
         return attempt >= self._max_attempts
+
+
+class _Nothing:
+    """A wait that is over."""
+
+    def __await__(self) -> Generator[Any, None, None]:
+        yield from ()
 
 
 class Recorded:
@@ -118,7 +147,9 @@ class Recorded:
 
     @property
     def delay(self) -> float | None:
-        """The seconds that a nack, or ``raise qmq.Retry(after=...)``, asked for; None: the group's delay."""
+        """The seconds that a nack or release, or ``raise qmq.Retry(after=...)``, asked for; None: the group's delay, or
+        for a release none.
+        """
         return self._recorder.delay
 
     @property
@@ -142,10 +173,6 @@ class RecordedSyncMessage(Recorded, SyncMessage):
     """A ``qmq.SyncMessage`` of a unit test: ``qmq.testing.sync_message`` makes it."""
 
     __slots__ = ()
-
-    def _wait(self, disposition: Coroutine[Any, Any, None]) -> None:
-        with suppress(StopIteration):  # the recorder waits for nothing
-            disposition.send(None)
 
 
 class MessageFields(NamedTuple):

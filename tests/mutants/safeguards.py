@@ -421,8 +421,8 @@ SAFEGUARDS: Final = (
         instead(
             "queued, self._queued = (self._queued, [])",
             (
-                "queued = [one for one in self._queued if one.waiter is None or not "
-                "one.waiter.done()]\n"
+                "queued = [one for one in self._queued if not any(waiter.done() for waiter in "
+                "one.outcome.waiters)]\n"
                 "self._queued = []"
             ),
         ),
@@ -433,6 +433,36 @@ SAFEGUARDS: Final = (
         "NackSender._deliver",
         never("refusal is not None and end - start > 1"),
         ("tests/net/test_leaving.py",),
+    ),
+    Mutant(
+        "release the messages of a range that have no disposition, though others of it have one",
+        "NackSender._begin",
+        instead("in_flight.open_within(back.start, back.end)", "[(back.start, back.end)]"),
+        ("tests/net/client/consumer/test_early_releases.py",),
+    ),
+    Mutant(
+        "wait for all pieces of a disposition",
+        "NackSender._deliver",
+        skip("one.outcome.left += 1"),
+        ("tests/net/client/consumer/test_early_releases.py",),
+    ),
+    Mutant(
+        "give the dispositions of threads in their order",
+        "ThreadDispositions.call",
+        instead("self._waiting.append(dispose)", "call_soon_threadsafe(dispose)"),
+        ("tests/net/client/sync/test_dispositions.py",),
+    ),
+    Mutant(
+        "fail no message whose handler a stop has cancelled",
+        "NackSender._decide",
+        never("has_stopped"),
+        ("tests/net/client/consumer/test_releases.py",),
+    ),
+    Mutant(
+        "delay the release of a message that was released before",
+        "ReleaseDelays.next_us",
+        instead("min(FIRST_RELEASE_US << min(count - 1, 30), LAST_RELEASE_US) if count else None", "None"),
+        ("tests/net/client/consumer/test_releases.py",),
     ),
     Mutant(
         "release what a loop has not come to when its block is left by an exception",
@@ -470,7 +500,7 @@ SAFEGUARDS: Final = (
     Mutant(
         "tell whose message was refused, of those that are handed back together",
         "NackSender._deliver",
-        instead("one.resolve(refusal)", "one.resolve()"),
+        instead("self._resolve(one, refusal)", "self._resolve(one)"),
         ("tests/net/client/consumer/test_nacks.py",),
     ),
     Mutant(

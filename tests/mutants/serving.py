@@ -22,7 +22,7 @@ OF_ANSWERS: Final = (
     ),
     Mutant(
         "leave no acknowledgement of a thread behind",
-        "ThreadAcks._take",
+        "ThreadDispositions._take",
         skip("self._due = False"),
         ("tests/net/client/consumer/test_acks.py",),
     ),

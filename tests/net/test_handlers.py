@@ -135,7 +135,7 @@ async def test_an_on_failed_that_raises_changes_nothing(caplog: pytest.LogCaptur
         assert "not my day" in caplog.text
 
 
-@pytest.mark.parametrize("error", [asyncio.CancelledError(), GeneratorExit()])
+@pytest.mark.parametrize("error", [GeneratorExit()])
 async def test_errors_that_end_a_task_release_and_propagate(error: BaseException) -> None:
     async with given(b"1") as (s, (message,)):
         with pytest.raises(type(error)):

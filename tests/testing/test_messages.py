@@ -85,7 +85,15 @@ async def test_a_block_gives_the_disposition() -> None:
     with pytest.raises(asyncio.CancelledError):
         async with message:
             raise asyncio.CancelledError
-    assert message.disposition == "release"
+    assert message.disposition == "nack"
+    message = testing.message()
+    with pytest.raises(qmq.Retry):
+        async with message:
+            raise qmq.Retry("not paid yet", after=60, counts=False)
+    assert (message.disposition, message.delay) == ("release", 60)
+    sync_message = testing.sync_message()
+    sync_message.release("1m")
+    assert (sync_message.disposition, sync_message.delay) == ("release", 60)
 
 
 def test_the_last_attempt_is_known() -> None:

@@ -5,21 +5,29 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from qmq.errors import Fenced, QmqError, UnknownSubscription
+from qmq.format.run import Run
 from qmq.intervals import Intervals
 from qmq.net.client.connection import Answer, BrokerConnection
 from qmq.net.client.consumer.ack_file import WRITE_COUNT, AckFile
 from qmq.net.client.consumer.in_flight import (
     MAX_INTERVALS,
+    FailedAttempt,
     InFlightWindow,
     PendingDisposition,
-    reason_of,
 )
-from qmq.net.client.consumer.nacks import FailureLog, NackSender, delay_of, left_block_error
+from qmq.net.client.consumer.nacks import (
+    FailureLog,
+    NackSender,
+    ReleaseDelays,
+    attempt_of,
+    delay_of,
+    left_block_error,
+)
 from qmq.net.protocol import frames
 from qmq.net.protocol.frames import FrameKind
 from qmq.net.protocol.types import ConsumerState, Disposition, KnownConsumer
@@ -58,8 +66,8 @@ class AckSender:
         self.ack_file: AckFile | None = None
         #: A function to call on a new connection, or None.
         self.on_connected: Callable[[], None] | None = None
-        #: Brings the acks of other threads here.
-        self.thread_acks = ThreadAcks()
+        #: Brings the dispositions of other threads here; the ack senders of a consumer at several brokers share it.
+        self.thread_dispositions = ThreadDispositions()
         self._consumer = consumer
         self._subscribed = subscribed
         # Acks of messages that were dropped while out of touch: the next subscription tells whether the broker takes
@@ -72,10 +80,12 @@ class AckSender:
         self._confirming: list[asyncio.Future[None]] = []  # woken by each answer to acks
         #: Sends the other dispositions.
         self.nack_sender = NackSender(consumer, subscribed)
+        self._release_delays = ReleaseDelays()
         self._warned_of_dropped = False
         #: Warnings that were given once; the ack senders of a consumer at several brokers share it.
         self.warned_of: set[str] = set()
         self._closed = False
+        self._stopped = False
 
     # --- consumer state -----------------------------------------------------------------------------------------------
 
@@ -277,23 +287,50 @@ class AckSender:
 
     # --- other dispositions -------------------------------------------------------------------------------------------
 
-    async def hand_back(self, in_flight: InFlightWindow, back: PendingDisposition) -> None:
-        """Send a nack or reject; return once the broker has it on disk or another broker has the whole message. Raises
-        Fenced.
+    def hand_back(self, in_flight: InFlightWindow, backs: Sequence[PendingDisposition]) -> Awaitable[object]:
+        """Send nacks or rejects; the result is done once the broker has them on disk or another broker has the whole
+        messages. Raises Fenced, now or when it is awaited.
         """
-        await self.nack_sender.hand_back(in_flight, back)
+        return self.nack_sender.hand_back(in_flight, backs)
 
-    def release(self, in_flight: InFlightWindow, start: int, end: int) -> None:
-        """Release messages in the background."""
-        self.nack_sender.release(in_flight, start, end)
+    def hand_back_soon(self, in_flight: InFlightWindow, back: PendingDisposition) -> None:
+        """Send a disposition in the background for those messages of its range that have none."""
+        self.nack_sender.hand_back_soon(in_flight, back)
+
+    def release(self, run: Run, start: int, end: int, delay_us: int | None) -> None:
+        """Release, in the background, messages of *run* that the program does not want now. *delay_us* None: a delay
+        that grows with each release of the same messages.
+        """
+        in_flight, first = run.in_flight, run.position + run.ordinal - run.delivery_sequence
+        for low, high in in_flight.open_within(start, end) if in_flight.fenced is None else ():
+            delay = self._release_delays.next_us(run.partition, first + low) if delay_us is None else delay_us
+            self.hand_back_soon(in_flight, PendingDisposition(low, high, Disposition.RELEASE, delay))
+
+    def cancelled(
+        self, in_flight: InFlightWindow, backs: Sequence[PendingDisposition], fail: Callable[[], FailedAttempt]
+    ) -> None:
+        """Nack messages whose handler was cancelled, or release them because the consumer stops."""
+        self.nack_sender.hold(in_flight, backs, fail)
+        if self._stopped or self._closed:
+            self.nack_sender.stop()
+
+    def call_from_thread(self, dispose: Callable[[], object]) -> bool:
+        """[any thread] Have the loop give a disposition, after those before it; return False if it is closed."""
+        assert self.loop is not None
+        try:
+            self.thread_dispositions.call(dispose, self.loop.call_soon_threadsafe)
+        except RuntimeError:
+            return False
+        return True
+
+    def stop(self) -> None:
+        """Note that the consumer stops: handlers that are cancelled now have not failed."""
+        self._stopped = True
+        self.nack_sender.stop()
 
     def return_early(self, in_flight: InFlightWindow, start: int, end: int) -> None:
         """Release messages of a slot of order keys that came while an earlier one was on its way back."""
         self.nack_sender.return_early(in_flight, start, end)
-
-    def fail(self, in_flight: InFlightWindow, back: PendingDisposition) -> None:
-        """Nack a message in the background, unless it has a disposition."""
-        self.nack_sender.hand_back_soon(in_flight, back)
 
     def fail_open(self, error: Exception) -> None:
         """Nack all messages that the program got and gave no disposition, since its block ended with *error*."""
@@ -302,15 +339,13 @@ class AckSender:
         if in_flight is None or not ranges:
             return
         delay_us, cause = delay_of(error)
-        reason = reason_of(cause)
         log.warning(
             "consumer %s: its block ended by %s: %d messages without a disposition have failed", self._consumer,
             type(error).__name__, sum(end - start for start, end in ranges),
         )  # fmt: skip
+        attempt = attempt_of(self.failures, cause, delay_us, 1)
         for start, end in ranges:
-            self.nack_sender.hand_back_soon(
-                in_flight, PendingDisposition(start, end, Disposition.NACK, delay_us, reason)
-            )
+            self.hand_back_soon(in_flight, PendingDisposition(start, end, *attempt))
 
     @property
     def hands_over(self) -> bool:
@@ -393,11 +428,13 @@ class AckSender:
             )  # fmt: skip
 
 
-class ThreadAcks:
-    """Brings the acks of other threads to the loop, many in one call: a call into a loop is expensive."""
+class ThreadDispositions:
+    """Brings the dispositions of other threads to the loop in their order, many in one call: a call into a loop is
+    expensive.
+    """
 
     def __init__(self) -> None:
-        self._waiting: deque[tuple[InFlightWindow, int]] = deque()
+        self._waiting: deque[tuple[InFlightWindow, int] | Callable[[], object]] = deque()
         self._due = False  # the loop will call _take
 
     def ack(
@@ -405,8 +442,16 @@ class ThreadAcks:
     ) -> None:
         """[any thread] Ack one message. Raises RuntimeError if the loop is closed."""
         self._waiting.append((in_flight, sequence))
-        if self._due:
-            return
+        if not self._due:
+            self._want_take(call_soon_threadsafe)
+
+    def call(self, dispose: Callable[[], object], call_soon_threadsafe: Callable[[Callable[[], None]], object]) -> None:
+        """[any thread] Call a function that gives any disposition. Raises RuntimeError if the loop is closed."""
+        self._waiting.append(dispose)
+        if not self._due:
+            self._want_take(call_soon_threadsafe)
+
+    def _want_take(self, call_soon_threadsafe: Callable[[Callable[[], None]], object]) -> None:
         self._due = True
         try:
             call_soon_threadsafe(self._take)
@@ -415,17 +460,23 @@ class ThreadAcks:
             raise
 
     def _take(self) -> None:
-        """Ack the waiting messages, consecutive ones as one range."""
-        self._due = False  # cleared first: an ack that comes during the loop may be too late for it, and calls again
+        """Give the waiting dispositions, consecutive acks as one range."""
+        self._due = False  # cleared first: one that comes during the loop may be too late for it, and calls again
         waiting = self._waiting
         current: InFlightWindow | None = None
         start = end = 0
         for _ in range(len(waiting)):
-            in_flight, sequence = waiting.popleft()
+            disposition = waiting.popleft()
+            in_flight, sequence = disposition if type(disposition) is tuple else (None, -1)
             if sequence != end or in_flight is not current:
                 if current is not None:
                     current.ack(start, end)
                 current, start = in_flight, sequence
             end = sequence + 1
+            if callable(disposition):
+                try:
+                    disposition()
+                except Exception:  # a bug of the client: those after it must not be left behind
+                    log.exception("a disposition of another thread failed")
         if current is not None:
             current.ack(start, end)

@@ -139,6 +139,8 @@ class MessageFeed(Generic[M]):
         if self.stopped:
             return
         self.stopped = True
+        for ack_sender in self._puller.ack_senders:
+            ack_sender.stop()
         if not self._puller.is_solo:
             release([run for run in self.take_rest() if run.in_flight.fenced is None])
         elif not self._puller.is_at_most_once:

@@ -8,8 +8,9 @@ may have handed the messages to others, the window is fenced for good, and anoth
 from __future__ import annotations
 
 import sys
+from asyncio import CancelledError
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 from qmq.durations import Duration
@@ -58,22 +59,30 @@ class DispositionOwner(Protocol):
     def want_send(self) -> None:
         """Send pending acks soon."""
 
-    async def hand_back(self, in_flight: InFlightWindow, back: PendingDisposition) -> None:
-        """Send a nack or reject; return once the broker has it on disk or another broker has the whole message. Raises
-        Fenced.
+    def hand_back(self, in_flight: InFlightWindow, backs: Sequence[PendingDisposition]) -> Awaitable[object]:
+        """Send nacks or rejects; the result is done once the broker has them on disk or another broker has the whole
+        messages. Raises Fenced, now or when it is awaited.
         """
 
-    def release(self, in_flight: InFlightWindow, start: int, end: int) -> None:
-        """Release messages in the background."""
+    def hand_back_soon(self, in_flight: InFlightWindow, back: PendingDisposition) -> None:
+        """Send a disposition in the background for those messages of its range that have none."""
+
+    def release(self, run: Run, start: int, end: int, delay_us: int | None) -> None:
+        """Release, in the background, messages of *run* that the program does not want now."""
+
+    def cancelled(
+        self, in_flight: InFlightWindow, backs: Sequence[PendingDisposition], fail: Callable[[], FailedAttempt]
+    ) -> None:
+        """Nack messages whose handler was cancelled, or release them because the consumer stops."""
+
+    def call_from_thread(self, dispose: Callable[[], object]) -> bool:
+        """[any thread] Have the loop give a disposition, after those before it; return False if it is closed."""
 
     def return_early(self, in_flight: InFlightWindow, start: int, end: int) -> None:
         """Release messages of a slot of order keys that came while an earlier one was on its way back."""
 
     async def confirm(self, in_flight: InFlightWindow, start: int, end: int) -> None:
         """Wait until the broker has the acks and releases of [start, end). Raises Fenced."""
-
-    def fail(self, in_flight: InFlightWindow, back: PendingDisposition) -> None:
-        """Nack a message in the background, unless it has a disposition."""
 
     def dropped(self, in_flight: InFlightWindow, sequence_ranges: list[tuple[int, int]]) -> None:
         """[any thread] Log that the program dropped these messages, if any has no disposition."""
@@ -84,6 +93,17 @@ class DispositionOwner(Protocol):
 
 #: A run, and the index of the message in it.
 WholeMessage = tuple[Run, int]
+
+
+class FailedAttempt(NamedTuple):
+    """The disposition of messages whose handler did not end well: a nack, or a release if no attempt counts."""
+
+    disposition: Disposition
+    delay_us: int | None
+    reason: str
+
+
+RELEASED: Final = FailedAttempt(Disposition.RELEASE, None, "")
 
 
 class PendingDisposition(NamedTuple):
@@ -98,6 +118,11 @@ class PendingDisposition(NamedTuple):
     delay_us: int | None = None
     reason: str = ""
     whole: WholeMessage | None = None
+
+    def of(self, attempt: FailedAttempt) -> PendingDisposition:
+        """Return the disposition that *attempt* asks for. Other brokers take no releases."""
+        whole = None if attempt.disposition == Disposition.RELEASE else self.whole
+        return PendingDisposition(self.start, self.end, *attempt, whole)
 
 
 class Lease:
@@ -541,7 +566,7 @@ def reason_of(error: BaseException) -> str:
         error = error.exceptions[0]
     name = type(error).__name__
     try:
-        text = str(error)
+        text = str(error) or ("its handler was cancelled" if isinstance(error, CancelledError) else "")
         if isinstance(error, Retry):
             return check_reason(text or "its handler asked for another attempt")
         return check_reason(f"{name}: {text}" if text else name)

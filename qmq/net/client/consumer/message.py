@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import gc
 from bisect import bisect_right
-from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime
+from functools import partial
 from itertools import chain, groupby, repeat
 from operator import itemgetter
 from types import TracebackType
@@ -24,8 +25,16 @@ from qmq.errors import Fenced, QmqError, UsageError
 from qmq.format.lanes import priority_of
 from qmq.format.layout import HAS_CREATED_AT, HAS_ORIGIN_ID, HAS_SOURCE, LANE_ORDERED, MESSAGE_ID, RUN_REPLAYED
 from qmq.format.run import Run, messages_in
-from qmq.net.client.consumer.in_flight import PendingDisposition, WholeMessage, check_delay, check_reason, reason_of
-from qmq.net.client.consumer.nacks import FailureLog, delay_of
+from qmq.net.client.consumer.in_flight import (
+    RELEASED,
+    FailedAttempt,
+    InFlightWindow,
+    PendingDisposition,
+    WholeMessage,
+    check_delay,
+    check_reason,
+)
+from qmq.net.client.consumer.nacks import FailureLog, attempt_failed
 from qmq.net.client.options import json_of
 from qmq.net.client.producer.receipts import utc_from_us
 from qmq.net.protocol.types import Disposition
@@ -33,8 +42,6 @@ from qmq.net.protocol.types import Disposition
 if TYPE_CHECKING:
     import numpy.typing as npt
     import pyarrow
-
-    from qmq.net.client.consumer.in_flight import InFlightWindow
 
     #: A bool for each message.
     Mask = npt.NDArray[np.bool_] | Sequence[bool]
@@ -252,22 +259,30 @@ class Message:
         """
         await self._hand_back(Disposition.REJECT, None, reason)
 
-    def release(self) -> Awaitable[None]:
-        """Release the message, which was not begun: another consumer may get it at once, and no attempt is counted.
+    def release(self, after: Duration | None = None) -> Awaitable[None]:
+        """Release the message, which was not begun: the group gets it again after *after* seconds, and no attempt is
+        counted.
 
-            message.release()        # in the background
-            await message.release()  # returns once the broker has it
+            message.release()             # in the background
+            message.release(after="10s")  # not yet
+            await message.release()       # returns once the broker has it
 
-        After the consumer's block it changes nothing, as ``ack``.
+        None: at once, as another consumer may want it. When this consumer releases the same message again, it comes
+        after 0.1 seconds, then 0.2, 0.4 and so on up to 5. Raises InvalidOption. After the consumer's block it changes
+        nothing, as ``ack``.
         """
+        self._release(check_delay(after))
+        return self
+
+    def _release(self, delay_us: int | None) -> None:
         in_flight = self._run.in_flight
         if in_flight is not None:
             if in_flight.fenced is not None:
                 in_flight.late("release()", self._number, self._number + 1, self)
-            in_flight.owner.release(in_flight, self._number, self._number + 1)
-        return self
+            in_flight.owner.release(self._run, self._number, self._number + 1, delay_us)
 
-    async def _hand_back(self, disposition: Disposition, delay: Duration | None, reason: str) -> None:
+    def _hand_back(self, disposition: Disposition, delay: Duration | None, reason: str) -> Awaitable[object]:
+        """Begin a nack or reject; the result is done once the broker has it."""
         in_flight = self._run.in_flight
         if in_flight is None:
             raise UsageError("messages of solo consumers and of at_most_once groups cannot be nacked or rejected")
@@ -275,7 +290,8 @@ class Message:
         back = PendingDisposition(number, number + 1, disposition, check_delay(delay), check_reason(reason), whole)
         if disposition == Disposition.REJECT and in_flight.is_open(number):
             in_flight.owner.failures.add_rejected([self], back.reason)
-        await in_flight.owner.hand_back(in_flight, back)
+        waiting: Awaitable[object] = in_flight.owner.hand_back(in_flight, [back])
+        return waiting
 
     async def __aenter__(self) -> Self:
         in_flight = self._run.in_flight
@@ -290,9 +306,10 @@ class Message:
     ) -> bool:
         """Ack the message, or nack it when the block has raised an Exception, which goes on to the program.
 
-        ``raise qmq.Retry(after=...)`` picks the delay. CancelledError, KeyboardInterrupt, SystemExit and GeneratorExit
-        release the message. If the message is no longer in flight, the block is cancelled, and the program goes on
-        after the block.
+        ``raise qmq.Retry(after=...)`` picks the delay, and with ``counts=False`` the message is released.
+        CancelledError, as of a timeout around the block, nacks it too, unless the consumer stops or is left within a
+        quarter of a second: then it releases it, as KeyboardInterrupt, SystemExit and GeneratorExit do. If the message
+        is no longer in flight, the block is cancelled, and the program goes on after the block.
         """
         in_flight = self._run.in_flight
         if in_flight is None:
@@ -303,12 +320,15 @@ class Message:
             return await _go_on(task, error)
         if error is None:
             self.ack()
+        elif isinstance(error, asyncio.CancelledError):
+            cancelled = error
+            in_flight.owner.cancelled(in_flight, [_nack_of(self)], lambda: fail_batch([self], cancelled))
         elif not isinstance(error, Exception):
-            in_flight.owner.release(in_flight, self._number, self._number + 1)
+            in_flight.owner.hand_back_soon(in_flight, _nack_of(self).of(RELEASED))
         else:
             back = failure(self, error)
             try:
-                await in_flight.owner.hand_back(in_flight, back)
+                await in_flight.owner.hand_back(in_flight, [back])
             except Fenced:
                 in_flight.late("the failure", back.start, back.end, self)
         return False
@@ -329,43 +349,45 @@ def is_dropped(message: Message) -> bool:
     return in_flight is not None and in_flight.fenced is not None
 
 
+def _nack_of(message: Message) -> PendingDisposition:
+    number, whole = message._number, _whole(message._run, message._index)
+    return PendingDisposition(number, number + 1, Disposition.NACK, whole=whole)
+
+
 def failure(message: Message, error: BaseException) -> PendingDisposition:
-    """[any thread] Log that *error* ended the handler of a message of a group; return the nack to send."""
-    delay_us, error = delay_of(error)
-    message._run.in_flight.owner.failures.add(message, error, delay_us)
-    whole = _whole(message._run, message._index)
-    return PendingDisposition(message._number, message._number + 1, Disposition.NACK, delay_us, reason_of(error), whole)
+    """[any thread] Log that *error* ended the handler of a message of a group; return the disposition to send."""
+    return _nack_of(message).of(fail_batch([message], error))
 
 
-def fail(
-    message: Message,
-    error: BaseException,
-    failures: FailureLog,
-    call: Callable[[Callable[[], None]], object] = lambda function: function(),
-) -> None:
-    """Log that *error* ended the handler of *message*; if it is a message of a group, nack it in the background. *call*
-    calls a function in the client's loop, by default at once.
+def fail(message: Message, error: BaseException, failures: FailureLog, *, from_thread: bool = False) -> None:
+    """Log that *error* ended the handler of *message*; if it is a message of a group, nack it in the background.
+    *from_thread*: this is not the thread of the client's loop.
     """
     in_flight = message._run.in_flight
     if in_flight is None:
         failures.add(message, error, None)
+        return
+    owner, back = in_flight.owner, failure(message, error)
+    if from_thread:
+        owner.call_from_thread(lambda: owner.hand_back_soon(in_flight, back))
     else:
-        back = failure(message, error)
-        call(lambda: in_flight.owner.fail(in_flight, back))
+        owner.hand_back_soon(in_flight, back)
 
 
-def fail_batch(messages: Iterable[Message], error: Exception) -> tuple[int | None, str]:
-    """[any thread] Log that *error* ended the block of a batch, in which *messages* had no disposition; return delay
-    and reason of the nacks to send.
+def fail_batch(messages: Iterable[Message], error: BaseException) -> FailedAttempt:
+    """[any thread] Log that *error* ended the block of *messages*, which had no disposition; return the disposition to
+    send.
     """
-    delay_us, cause = delay_of(error)
     several = dict[int, tuple[FailureLog, list[Message]]]()  # a batch may come from several brokers
     for message in messages:
         failures: FailureLog = message._run.in_flight.owner.failures
         several.setdefault(id(failures), (failures, []))[1].append(message)
-    for failures, found in several.values():
-        failures.add_batch(found, cause, delay_us)
-    return delay_us, reason_of(cause)
+    attempts = [attempt_failed(failures, found, error) for failures, found in several.values()]
+    return attempts[0] if attempts else RELEASED
+
+
+async def _fenced(error: Fenced) -> None:
+    raise Fenced(str(error))
 
 
 async def _go_on(task: asyncio.Task[Any], error: BaseException | None) -> bool:
@@ -494,27 +516,31 @@ class MessageBatch(Sequence[Message]):
 
         await batch.nack("5m", "the warehouse is closed")
         """
-        await self._hand_back(Disposition.NACK, check_delay(delay), check_reason(reason))
+        await self._hand_back(FailedAttempt(Disposition.NACK, check_delay(delay), check_reason(reason)))
 
     async def reject(self, reason: str) -> None:
         """Reject all messages that have no disposition, as ``Message.reject``.
 
         await batch[unreadable].reject("no such customer")
         """
-        await self._hand_back(Disposition.REJECT, None, check_reason(reason))
+        await self._hand_back(FailedAttempt(Disposition.REJECT, None, check_reason(reason)))
 
-    def release(self) -> Awaitable[None]:
+    def release(self, after: Duration | None = None) -> Awaitable[None]:
         """Release all messages that have no disposition, as ``Message.release``; it may be awaited.
 
-        batch[1000:].release()
+        batch[1000:].release(after="1m")
         """
+        self._release(check_delay(after))
+        return self
+
+    def _release(self, delay_us: int | None) -> None:
         for in_flight, start, end in self._ranges():
             if in_flight.fenced is not None:
                 in_flight.late("release()", start, end, f"{end - start} messages")
-                continue
-            for low, high in in_flight.open_within(start, end):
-                in_flight.owner.release(in_flight, low, high)
-        return self
+        for run in self._runs:
+            if run.in_flight is not None:
+                first = run.delivery_sequence
+                run.in_flight.owner.release(run, first, first + run.count, delay_us)
 
     def __await__(self) -> Generator[Any, None, None]:
         """Wait until the broker has the acks and releases of the batch, as ``await batch.ack()`` does."""
@@ -536,7 +562,7 @@ class MessageBatch(Sequence[Message]):
             async with batch:
                 store(batch.to_arrow())
 
-        As with ``async with message``, ``qmq.Retry`` picks the delay, and a cancellation releases the messages.
+        ``qmq.Retry`` and a cancellation do as with ``async with message``.
         """
         task = asyncio.current_task()
         assert task is not None
@@ -545,40 +571,62 @@ class MessageBatch(Sequence[Message]):
             return await _go_on(task, error)
         if error is None:
             self.ack()
+        elif isinstance(error, asyncio.CancelledError):
+            self._cancelled(error)
         elif not isinstance(error, Exception):
-            self.release()
+            self._released()
         elif self._windows():
-            delay_us, reason = fail_batch(self._open_messages(), error)
             with suppress(Fenced):
-                await self._hand_back(Disposition.NACK, delay_us, reason)
+                await self._fail(error)
         return False
 
-    async def _hand_back(self, disposition: Disposition, delay_us: int | None, reason: str) -> None:
+    def _cancelled(self, error: asyncio.CancelledError) -> None:
+        messages = self._open_messages()
+        for in_flight, backs in self._open_backs().items():
+            several = [message for message in messages if message._run.in_flight is in_flight]
+            in_flight.owner.cancelled(in_flight, backs, partial(fail_batch, several, error))
+
+    def _released(self) -> None:
+        """Release the messages without a disposition, as the program ends."""
+        for in_flight, backs in self._open_backs().items():
+            for back in backs:
+                in_flight.owner.hand_back_soon(in_flight, back.of(RELEASED))
+
+    def _fail(self, error: Exception) -> Awaitable[object]:
+        """Fail the messages without a disposition; the result is done once the broker has their dispositions."""
+        return self._hand_back(fail_batch(self._open_messages(), error))
+
+    def _hand_back(self, attempt: FailedAttempt) -> Awaitable[object]:
+        """Begin a disposition of all messages without one; the result is done once the broker has it."""
         if self._total and not self._windows():
             raise UsageError("messages of solo consumers and of at_most_once groups cannot be nacked or rejected")
-        if disposition == Disposition.REJECT and (rejected := self._open_messages()):
-            rejected[0]._run.in_flight.owner.failures.add_rejected(rejected, reason)
-        parts = self._open_parts(disposition, delay_us, reason)
-        await asyncio.gather(*(in_flight.owner.hand_back(in_flight, back) for in_flight, back in parts))
+        if attempt.disposition == Disposition.REJECT and (rejected := self._open_messages()):
+            rejected[0]._run.in_flight.owner.failures.add_rejected(rejected, attempt.reason)
+        begun = [
+            in_flight.owner.hand_back(in_flight, [back.of(attempt) for back in backs])
+            for in_flight, backs in self._open_backs().items()
+        ]
+        begun += [_fenced(in_flight.fenced) for in_flight in self._windows() if in_flight.fenced is not None]
+        return asyncio.gather(*begun)
 
-    def _open_parts(
-        self, disposition: Disposition, delay_us: int | None, reason: str
-    ) -> Iterator[tuple[InFlightWindow, PendingDisposition]]:
-        """Yield the dispositions to send for the messages without one: for ranges, or for single messages where another
-        broker may have to take them.
+    def _open_backs(self) -> dict[InFlightWindow, list[PendingDisposition]]:
+        """Return nacks, by window, for the messages without a disposition: for ranges, or for single messages where
+        another broker may have to take them.
         """
+        several = dict[InFlightWindow, list[PendingDisposition]]()
         for run in self._runs:
+            if run.in_flight is None or run.in_flight.fenced is not None:
+                continue
             first = run.delivery_sequence
             for low, high in run.in_flight.open_within(first, first + run.count):
+                backs = several.setdefault(run.in_flight, [])
                 if run.in_flight.owner.hands_over:
                     for number in range(low, high):
-                        whole = run, number - first
-                        yield (
-                            run.in_flight,
-                            PendingDisposition(number, number + 1, disposition, delay_us, reason, whole),
-                        )
+                        whole = _whole(run, number - first)
+                        backs.append(PendingDisposition(number, number + 1, Disposition.NACK, whole=whole))
                 else:
-                    yield run.in_flight, PendingDisposition(low, high, disposition, delay_us, reason)
+                    backs.append(PendingDisposition(low, high, Disposition.NACK))
+        return several
 
     def _open_messages(self) -> list[Message]:
         return [

@@ -75,6 +75,7 @@ class MultiBrokerPuller:
         self._pullers = list(pullers)
         for ack_sender in self.ack_senders[1:]:
             ack_sender.warned_of = self.ack_senders[0].warned_of
+            ack_sender.thread_dispositions = self.ack_senders[0].thread_dispositions
         self._is_exact = is_exact
         self._entering: set[asyncio.Task[None]] = set()
         self._entered: set[Puller] = set()

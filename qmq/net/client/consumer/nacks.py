@@ -17,7 +17,15 @@ from qmq.durations import duration_text
 from qmq.errors import Fenced, InvalidOption, QmqError, Retry, UnknownSubscription
 from qmq.format.layout import REASON_BYTES
 from qmq.net.client.connection import BrokerConnection
-from qmq.net.client.consumer.in_flight import InFlightWindow, PendingDisposition, Slot, check_delay, reason_of
+from qmq.net.client.consumer.in_flight import (
+    RELEASED,
+    FailedAttempt,
+    InFlightWindow,
+    PendingDisposition,
+    Slot,
+    check_delay,
+    reason_of,
+)
 from qmq.net.client.failover.handover import HandoverClient
 from qmq.net.client.failover.spool import SpooledDispositions
 from qmq.net.protocol import frames
@@ -31,38 +39,60 @@ MAX_PER_FRAME: Final = 1_000
 _REASONS_BYTES: Final = 60_000
 #: Messages that a record about several names in its text; its fields name all.
 _NAMED: Final = 3
+#: Seconds after which messages have failed whose handler was cancelled: a consumer that stops has done so by then.
+HELD_FOR: Final = 0.25
+#: Microseconds after which a message comes again that does not count an attempt, where the group's delay is not known.
+UNKNOWN_DELAY_US: Final = 1_000_000
+#: Microseconds after which a message comes again that a consumer releases for the second time, and at most. It
+#: remembers so many messages that it has released.
+FIRST_RELEASE_US: Final = 100_000
+LAST_RELEASE_US: Final = 5_000_000
+MAX_RELEASED: Final = 10_000
 #: Seconds after which a refusal that can pass is followed by another attempt.
 AGAIN_AFTER: Final = 0.05
 
 Subscribed = tuple[BrokerConnection, int]
 
 
-class _QueuedDisposition(NamedTuple):
-    """A disposition to send, and the future to resolve when it is done."""
+class _Outcome:
+    """What becomes of one disposition, which may be sent in pieces."""
 
-    in_flight: InFlightWindow
-    back: PendingDisposition
-    waiter: asyncio.Future[None] | None
-    #: Slots of order keys of which the messages are.
-    slots: Sequence[Slot] = ()
+    __slots__ = ("error", "left", "slots", "waiters")
 
-    def resolve(self, error: Exception | None = None) -> None:
-        """Resolve the future: done, or failed with *error*."""
-        self.in_flight.end_failing(self.slots)
-        waiter = self.waiter
-        if waiter is None:
-            if error is not None:
-                log.debug("a nack or release in the background was refused: %s", error)
-        elif not waiter.done():
-            if error is None:
-                waiter.set_result(None)
-            else:
-                waiter.set_exception(error)
+    def __init__(self, slots: Sequence[Slot], waiter: asyncio.Future[None] | None) -> None:
+        #: How many pieces the broker has not answered.
+        self.left = 1
+        #: Why a piece was refused.
+        self.error: Exception | None = None
+        #: Slots of order keys whose messages come again.
+        self.slots = slots
+        #: The futures to resolve when it is done.
+        self.waiters = [] if waiter is None else [waiter]
 
 
 def _failing(in_flight: InFlightWindow, back: PendingDisposition) -> Sequence[Slot]:
     """Return the slots whose messages come again by a disposition."""
     return () if back.disposition == Disposition.REJECT else in_flight.begin_failing(back.start, back.end)
+
+
+class _QueuedDisposition(NamedTuple):
+    """A disposition to send, or a piece of one."""
+
+    in_flight: InFlightWindow
+    back: PendingDisposition
+    outcome: _Outcome
+
+
+class _Held(NamedTuple):
+    """Messages whose handler was cancelled: they have failed, unless the consumer stops because of it."""
+
+    in_flight: InFlightWindow
+    #: Their nacks, without delay and reason.
+    backs: Sequence[PendingDisposition]
+    #: Logs the failure; returns disposition, delay and reason.
+    fail: Callable[[], FailedAttempt]
+    slots: Sequence[Slot]
+    timer: asyncio.TimerHandle
 
 
 class NackSender:
@@ -76,44 +106,92 @@ class NackSender:
         self._consumer = consumer
         self._subscribed = subscribed
         self._queued: list[_QueuedDisposition] = []
+        self._unanswered: dict[_Outcome, _QueuedDisposition] = {}
+        self._held: dict[int, _Held] = {}
+        self._next_held = 0
         self._sender: asyncio.Task[None] | None = None  # the task that sends the queue, in the next turn
         self._tasks: set[asyncio.Task[None]] = set()
         #: The waits for a subscription, each for dispositions of one window.
         self._waits: dict[asyncio.Timeout, InFlightWindow] = {}
 
-    async def hand_back(self, in_flight: InFlightWindow, back: PendingDisposition) -> None:
-        """Send a nack or reject; return once the broker has it on disk or another broker has the whole message.
+    def hand_back(self, in_flight: InFlightWindow, backs: Sequence[PendingDisposition]) -> Awaitable[object]:
+        """Send nacks, releases or rejects; the result is done once the broker has them on disk or another broker has
+        the whole messages. Raises Fenced, now or when it is awaited.
 
-        Raises Fenced. Cancelling the call does not stop the sending: no consumer would get the message otherwise.
+        Cancelling the wait does not stop the sending: no consumer would get the messages otherwise.
         """
-        waiter = asyncio.get_running_loop().create_future()
-        in_flight.begin_disposition(back.start, back.end)
-        self._queue(_QueuedDisposition(in_flight, back, waiter, _failing(in_flight, back)))
-        self._release_behind(in_flight, back)
-        await waiter
-
-    def release(self, in_flight: InFlightWindow, start: int, end: int) -> None:
-        """Release messages in the background."""
-        self.hand_back_soon(in_flight, PendingDisposition(start, end, Disposition.RELEASE))
-
-    async def confirm(self, in_flight: InFlightWindow, start: int, end: int) -> None:
-        """Wait until the broker has the releases of [start, end) that this turn of the loop has queued."""
-        waiters = list[asyncio.Future[None]]()
-        for number, one in enumerate(self._queued):
-            if one.in_flight is in_flight and one.waiter is None and start <= one.back.start and one.back.end <= end:
-                waiters.append(asyncio.get_running_loop().create_future())
-                self._queued[number] = one._replace(waiter=waiters[-1])
-        if waiters:
-            await asyncio.gather(*waiters)
+        loop, waiters = asyncio.get_running_loop(), list[asyncio.Future[None]]()
+        for back in backs:
+            in_flight.begin_disposition(back.start, back.end)
+            waiters.append(loop.create_future())
+            self._queue(in_flight, back, _failing(in_flight, back), waiters[-1])
+        for back in backs:
+            self._release_behind(in_flight, back)
+        return waiters[0] if len(waiters) == 1 else asyncio.gather(*waiters)
 
     def hand_back_soon(self, in_flight: InFlightWindow, back: PendingDisposition) -> None:
-        """Send a disposition in the background; do nothing if a message has one already or is not in flight."""
-        try:
-            in_flight.begin_disposition(back.start, back.end)
-        except Fenced:
+        """Send a disposition in the background for those messages of its range that have none and are in flight."""
+        parts = self._begin(in_flight, [back])
+        for part in parts:
+            self._queue(in_flight, part, _failing(in_flight, part))
+        for part in parts:
+            self._release_behind(in_flight, part)
+
+    def _begin(self, in_flight: InFlightWindow, backs: Sequence[PendingDisposition]) -> list[PendingDisposition]:
+        """Mark those messages as disposed of that have no disposition; return their parts of *backs*."""
+        parts = list[PendingDisposition]()
+        for back in backs if in_flight.fenced is None else ():
+            for start, end in in_flight.open_within(back.start, back.end):
+                in_flight.begin_disposition(start, end)
+                parts.append(back._replace(start=start, end=end))
+        return parts
+
+    def hold(
+        self, in_flight: InFlightWindow, backs: Sequence[PendingDisposition], fail: Callable[[], FailedAttempt]
+    ) -> None:
+        """Nack messages whose handler was cancelled, unless the consumer stops within HELD_FOR: then release them.
+
+        A timeout of the program and the end of the program both cancel a task, and only what follows tells which it
+        was. *fail* logs the failure and returns disposition, delay and reason.
+        """
+        parts = self._begin(in_flight, backs)
+        if not parts:
             return
-        self._queue(_QueuedDisposition(in_flight, back, None, _failing(in_flight, back)))
-        self._release_behind(in_flight, back)
+        slots = [slot for part in parts for slot in in_flight.begin_failing(part.start, part.end)]
+        number = self._next_held = self._next_held + 1
+        timer = asyncio.get_running_loop().call_later(HELD_FOR, self._decide, number)
+        self._held[number] = _Held(in_flight, parts, fail, slots, timer)
+        for part in parts:
+            self._release_behind(in_flight, part._replace(delay_us=int(HELD_FOR * 1e6)))
+
+    def _decide(self, number: int, *, has_stopped: bool = False) -> None:
+        """Queue the dispositions of messages that were held."""
+        held = self._held.pop(number)
+        held.timer.cancel()
+        if held.in_flight.fenced is not None:
+            held.in_flight.end_failing(held.slots)
+            return
+        attempt = RELEASED if has_stopped else held.fail()
+        slots = held.slots
+        for back in held.backs:
+            self._queue(held.in_flight, back.of(attempt), slots)
+            slots = ()
+
+    def stop(self) -> None:
+        """Release the messages that are held: the consumer stops."""
+        for number in tuple(self._held):
+            self._decide(number, has_stopped=True)
+
+    async def confirm(self, in_flight: InFlightWindow, start: int, end: int) -> None:
+        """Wait until the broker has the releases of [start, end). Raises Fenced."""
+        waiters = list[asyncio.Future[None]]()
+        for outcome, (window, back, _) in self._unanswered.items():
+            is_release = back.disposition == Disposition.RELEASE
+            if is_release and window is in_flight and start <= back.start and back.end <= end:
+                waiters.append(asyncio.get_running_loop().create_future())
+                outcome.waiters.append(waiters[-1])
+        if waiters:
+            await asyncio.gather(*waiters)
 
     def _release_behind(self, in_flight: InFlightWindow, back: PendingDisposition) -> None:
         """Release the messages behind a message in its slot of order keys: they must come after it again."""
@@ -126,13 +204,37 @@ class NackSender:
         """Release, in the background, messages that an earlier one of their slot of order keys holds up."""
         in_flight.begin_disposition(start, end)
         in_flight.has_early_returns = True
-        release = PendingDisposition(start, end, Disposition.RELEASE, delay_us)
-        self._queue(_QueuedDisposition(in_flight, release, None))
+        self._queue(in_flight, PendingDisposition(start, end, Disposition.RELEASE, delay_us))
 
-    def _queue(self, waiting: _QueuedDisposition) -> None:
-        self._queued.append(waiting)
+    def _queue(
+        self, in_flight: InFlightWindow, back: PendingDisposition, slots: Sequence[Slot] = (),
+        waiter: asyncio.Future[None] | None = None,
+    ) -> None:  # fmt: skip
+        queued = _QueuedDisposition(in_flight, back, _Outcome(slots, waiter))
+        self._unanswered[queued.outcome] = queued
+        self._queue_piece(queued)
+
+    def _queue_piece(self, queued: _QueuedDisposition) -> None:
+        self._queued.append(queued)
         if self._sender is None:
-            self._sender = self._spawn(self._send(), waiting.in_flight.owner.loop)
+            self._sender = self._spawn(self._send(), queued.in_flight.owner.loop)
+
+    def _resolve(self, queued: _QueuedDisposition, error: Exception | None = None) -> None:
+        """Note that a disposition, or a piece of it, is done, or has failed with *error*."""
+        outcome = queued.outcome
+        outcome.error = outcome.error or error
+        outcome.left -= 1
+        if outcome.left > 0 or self._unanswered.pop(outcome, None) is None:
+            return
+        queued.in_flight.end_failing(outcome.slots)
+        if outcome.error is not None and not outcome.waiters:
+            log.debug("a nack or release in the background was refused: %s", outcome.error)
+        for waiter in outcome.waiters:
+            if not waiter.done():
+                if outcome.error is None:
+                    waiter.set_result(None)
+                else:
+                    waiter.set_exception(outcome.error)
 
     async def _send(self) -> None:
         """Send the dispositions that were queued in the last turn."""
@@ -154,21 +256,22 @@ class NackSender:
                 refused = await self._deliver_some(some[0].in_flight, some)
             except QmqError as error:
                 for one in some:
-                    one.resolve(error)
+                    self._resolve(one, error)
                 continue
             except Exception as error:  # a bug of the client: resolved as failed, or the callers would wait for ever
                 log.exception("consumer %s: sending nacks failed", self._consumer)
                 for one in several:
-                    one.resolve(error)
+                    self._resolve(one, error)
                 return
             for number, one in enumerate(some):
                 refusal, start, end = refused.get(number), one.back.start, one.back.end
                 if refusal is not None and end - start > 1:  # one of its messages may be the cause: try both halves
                     middle = (start + end) // 2
-                    self._queue(one._replace(back=one.back._replace(end=middle)))
-                    self._queue(one._replace(back=one.back._replace(start=middle)))
+                    one.outcome.left += 1
+                    self._queue_piece(one._replace(back=one.back._replace(end=middle)))
+                    self._queue_piece(one._replace(back=one.back._replace(start=middle)))
                 else:
-                    one.resolve(refusal)
+                    self._resolve(one, refusal)
 
     def _delivered(self, several: list[_QueuedDisposition], task: asyncio.Task[None]) -> None:
         if task.cancelled():  # maybe before it had begun
@@ -176,7 +279,7 @@ class NackSender:
 
     def _refuse_left(self, several: list[_QueuedDisposition]) -> None:
         for one in several:
-            one.resolve(left_block_error(self._consumer))
+            self._resolve(one, left_block_error(self._consumer))
 
     async def _deliver_some(
         self, in_flight: InFlightWindow, several: Sequence[_QueuedDisposition]
@@ -274,12 +377,16 @@ class NackSender:
         return task
 
     async def wait(self) -> None:
-        """Wait until the broker has, or has refused, every disposition so far."""
+        """Wait until the broker has, or has refused, every disposition so far. The consumer stops."""
+        self.stop()
         while self._tasks:
             await asyncio.wait(self._tasks)
 
     def cancel(self) -> None:
         """Stop sending, and refuse the dispositions that were not sent."""
+        for held in self._held.values():
+            held.timer.cancel()
+        self._held.clear()
         for task in tuple(self._tasks):
             task.cancel()
         self._sender = None
@@ -361,16 +468,20 @@ class FailureLog:
         self.add_batch([message], error, delay_us)
 
     def add_batch(self, messages: Sequence[FailedMessage], error: BaseException, delay_us: int | None) -> None:
-        """[any thread] As ``add``, for messages that failed together: they share a record."""
-        dead = sum(self.is_last(message.attempt) for message in messages)
-        retries_us = [self._retry_us(message.attempt, delay_us) for message in messages]
+        """[any thread] As ``add``, for messages that failed together: they share a record. A Retry that does not count
+        is no failure, so the program's function is not called.
+        """
+        counts = not isinstance(error, Retry) or error.counts
+        dead = sum(self.is_last(message.attempt) for message in messages) if counts else 0
+        retries_us = [self._retry_us(message.attempt, delay_us, counts=counts) for message in messages]
         asked = isinstance(error, Retry) and not dead
         log.log(
             logging.INFO if asked else logging.ERROR if dead else logging.WARNING,
-            "%s, %s: %s", self._failed(messages), self._after(len(messages), dead, retries_us), reason_of(error),
+            "%s, %s: %s", self._failed(messages) if counts else f"{_named(messages)} had to wait",
+            self._after(len(messages), dead, retries_us), reason_of(error),
             exc_info=None if isinstance(error, Retry) else error, extra=self._fields(messages, retries_us),
         )  # fmt: skip
-        if self.on_failed is not None:
+        if self.on_failed is not None and counts:
             for message in messages:
                 try:
                     self.on_failed(message, error)
@@ -431,12 +542,14 @@ class FailureLog:
         """Return whether no other attempt follows *attempt*."""
         return not self._comes_again or 0 < self.max_attempts <= attempt
 
-    def _retry_us(self, attempt: int, delay_us: int | None) -> int | None:
-        if self.is_last(attempt):
+    def delay_after(self, attempt: int) -> int | None:
+        """Return the group's delay after *attempt* in microseconds; None while it is not known."""
+        return self.retry_delays_us[min(attempt, len(self.retry_delays_us)) - 1] if self.retry_delays_us else None
+
+    def _retry_us(self, attempt: int, delay_us: int | None, *, counts: bool) -> int | None:
+        if (counts and self.is_last(attempt)) or not self._comes_again:
             return None
-        if delay_us is None and self.retry_delays_us:
-            return self.retry_delays_us[min(attempt, len(self.retry_delays_us)) - 1]
-        return delay_us
+        return self.delay_after(attempt) if delay_us is None else delay_us
 
 
 def _named(messages: Sequence[FailedMessage]) -> str:
@@ -461,3 +574,41 @@ def delay_of(error: BaseException) -> tuple[int | None, BaseException]:
         return check_delay(error.after), error
     except InvalidOption as wrong:
         return None, wrong
+
+
+def attempt_failed(
+    failures: FailureLog, messages: Sequence[FailedMessage], error: BaseException
+) -> FailedAttempt:  # fmt: skip
+    """[any thread] Log that *error* ended the handler of *messages*; return the disposition to send: a nack, or a
+    release where the error is a Retry that does not count.
+    """
+    delay_us, error = delay_of(error)
+    failures.add_batch(messages, error, delay_us)
+    return attempt_of(failures, error, delay_us, min(message.attempt for message in messages))
+
+
+def attempt_of(failures: FailureLog, error: BaseException, delay_us: int | None, attempt: int) -> FailedAttempt:
+    """Return the disposition that *error* asks for, with *delay_us*, for a message at *attempt*."""
+    if not isinstance(error, Retry) or error.counts:
+        return FailedAttempt(Disposition.NACK, delay_us, reason_of(error))
+    if delay_us is None and (delay_us := failures.delay_after(attempt)) is None:
+        delay_us = UNKNOWN_DELAY_US
+    return FailedAttempt(Disposition.RELEASE, delay_us, reason_of(error))
+
+
+class ReleaseDelays:
+    """Chooses when a message comes again that the program released: at once, and later each time that this consumer
+    releases it again, so that a message which nobody wants does not go round all the time.
+    """
+
+    def __init__(self) -> None:
+        self._counts: dict[tuple[int, int], int] = {}  # how often each was released, by partition and position
+
+    def next_us(self, partition: int, position: int) -> int | None:
+        """Return the delay of a release in microseconds; None for none."""
+        message = partition, position
+        count = self._counts.pop(message, 0)
+        self._counts[message] = count + 1
+        if len(self._counts) > MAX_RELEASED:
+            del self._counts[next(iter(self._counts))]
+        return min(FIRST_RELEASE_US << min(count - 1, 30), LAST_RELEASE_US) if count else None

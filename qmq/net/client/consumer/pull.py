@@ -122,7 +122,7 @@ def release(runs: Sequence[Run]) -> None:
             start = sequence_ranges.pop()[1]
         sequence_ranges.append((run.in_flight, start, end))
     for in_flight, start, end in sequence_ranges:
-        in_flight.owner.release(in_flight, start, end)
+        in_flight.owner.hand_back_soon(in_flight, PendingDisposition(start, end, Disposition.RELEASE))
 
 
 log = logging.getLogger("qmq.client")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import Future
 from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, overload
@@ -15,7 +16,14 @@ from qmq.errors import BadBatch, Fenced, UsageError
 from qmq.format.run import Run
 from qmq.net.client.brokers import Brokers
 from qmq.net.client.consumer.feed import MessageFeed
-from qmq.net.client.consumer.message import Message, MessageBatch, each_message, fail_batch, failure, messages_of
+from qmq.net.client.consumer.in_flight import (
+    RELEASED,
+    FailedAttempt,
+    PendingDisposition,
+    check_delay,
+    check_reason,
+)
+from qmq.net.client.consumer.message import Message, MessageBatch, each_message, failure, messages_of
 from qmq.net.client.consumer.multi_broker import MultiBrokerPuller
 from qmq.net.client.consumer.pull import Puller
 from qmq.net.client.options import BATCH_BYTES, PULL_BYTES
@@ -39,49 +47,36 @@ class SyncMessage(Message):
     def ack(self, *, wait: bool = False) -> None:  # type: ignore[override]  # a plain call
         """Acknowledge the message; with *wait* return once the broker has the ack. See ``Message.ack``."""
         in_flight = self._run.in_flight
-        if in_flight is not None:
-            owner = in_flight.owner
-            if in_flight.fenced is not None:
-                in_flight.late("ack()", self._number, self._number + 1, self)
-            try:
-                owner.thread_acks.ack(in_flight, self._number, owner.loop.call_soon_threadsafe)
-            except RuntimeError:  # the client is closed
-                in_flight.late("ack()", self._number, self._number + 1, self)
-                return
-            if wait:
-                self._wait(owner.confirm(in_flight, self._number, self._number + 1))
+        if in_flight is None:
+            return
+        if wait:
+            wait_for(in_flight, super().ack)
+            return
+        owner = in_flight.owner
+        if in_flight.fenced is not None:
+            in_flight.late("ack()", self._number, self._number + 1, self)
+        try:
+            owner.thread_dispositions.ack(in_flight, self._number, owner.loop.call_soon_threadsafe)
+        except RuntimeError:  # the client is closed
+            in_flight.late("ack()", self._number, self._number + 1, self)
 
     def nack(self, delay: Duration | None = None, reason: str = "") -> None:  # type: ignore[override]  # waits by itself
         """Hand the message back as failed. See ``Message.nack``."""
-        self._wait(super().nack(delay, reason))
+        wait_for(self._run.in_flight, lambda: self._hand_back(Disposition.NACK, delay, reason))
 
     def reject(self, reason: str) -> None:  # type: ignore[override]  # likewise
         """Make the message a dead letter. See ``Message.reject``."""
-        self._wait(super().reject(reason))
+        wait_for(self._run.in_flight, lambda: self._hand_back(Disposition.REJECT, None, reason))
 
-    def release(self, *, wait: bool = False) -> None:  # type: ignore[override]  # a plain call
+    def release(self, after: Duration | None = None, *, wait: bool = False) -> None:  # type: ignore[override]  # a plain call
         """Hand the message back unhandled; with *wait* return once the broker has it. See ``Message.release``."""
-        in_flight = self._run.in_flight
+        delay_us, in_flight = check_delay(after), self._run.in_flight
         if in_flight is None:
             return
-        if in_flight.fenced is not None:
-            in_flight.late("release()", self._number, self._number + 1, self)
         if wait:
-            self._wait(_done(super().release))
-        else:
-            self._release()
-
-    def _release(self) -> None:
-        in_flight = self._run.in_flight
-        try:
-            in_flight.owner.loop.call_soon_threadsafe(
-                in_flight.owner.release, in_flight, self._number, self._number + 1
-            )
-        except RuntimeError:  # the client is closed
+            wait_for(in_flight, lambda: super(SyncMessage, self).release(after))
+        elif not in_flight.owner.call_from_thread(lambda: self._release(delay_us)):
             in_flight.late("release()", self._number, self._number + 1, self)
-
-    def _wait(self, disposition: Coroutine[Any, Any, None]) -> None:
-        wait_for(self._run.in_flight, disposition)
 
     def __enter__(self) -> Self:
         return self
@@ -94,33 +89,56 @@ class SyncMessage(Message):
         if error is None:
             self.ack()
         elif in_flight is not None and not isinstance(error, Exception):
-            self._release()
+            released = PendingDisposition(self._number, self._number + 1, *RELEASED)
+            in_flight.owner.call_from_thread(lambda: in_flight.owner.hand_back_soon(in_flight, released))
         elif in_flight is not None:
             back = failure(self, error)
             try:
-                self._wait(in_flight.owner.hand_back(in_flight, back))
+                wait_for(in_flight, lambda: in_flight.owner.hand_back(in_flight, [back]))
             except Fenced:  # the client is closed, or the message is no longer in flight
                 in_flight.late("the failure", self._number, self._number + 1, self)
 
 
-async def _done(dispose: Callable[[], Awaitable[None]]) -> None:
-    await dispose()
-
-
-def wait_for(in_flight: InFlightWindow | None, disposition: Coroutine[Any, Any, None]) -> None:
-    """Run a disposition in the client's loop, and wait for it. Raises UsageError and Fenced."""
+def wait_for(in_flight: InFlightWindow | None, dispose: Callable[[], Awaitable[object]]) -> None:
+    """[any thread] Have the client's loop give a disposition, after those before it, and wait until it is done. Raises
+    UsageError and Fenced.
+    """
     if in_flight is None:
-        disposition.close()
         raise UsageError("messages of solo consumers and of at_most_once groups cannot be nacked or rejected")
+    done = Future[None]()
+    owner = in_flight.owner
+    if not owner.call_from_thread(lambda: owner.loop.create_task(_finish(_begun(dispose), done))):
+        raise closed_error()
+    done.result()
+
+
+def _begun(dispose: Callable[[], Awaitable[object]]) -> Awaitable[object]:
+    """Give a disposition now; the result raises its error."""
     try:
-        waiting = asyncio.run_coroutine_threadsafe(disposition, in_flight.owner.loop)
-    except RuntimeError:
-        disposition.close()
-        raise Fenced(
-            "the client is closed, and handed back all messages without a disposition; call nack and reject inside "
-            "the block of `client.subscribe(...)`"
-        ) from None
-    waiting.result()
+        return dispose()
+    except Exception as error:
+        return _raising(error)
+
+
+async def _raising(error: Exception) -> None:
+    raise error
+
+
+async def _finish(disposition: Awaitable[object], done: Future[None]) -> None:
+    try:
+        await disposition
+    except BaseException as error:
+        done.set_exception(closed_error() if isinstance(error, asyncio.CancelledError) else error)
+    else:
+        done.set_result(None)
+
+
+def closed_error() -> Fenced:
+    """Return the error for dispositions after the client was closed."""
+    return Fenced(
+        "the client is closed, and handed back all messages without a disposition; call nack and reject inside "
+        "the block of `client.subscribe(...)`"
+    )
 
 
 class SyncMessageBatch(MessageBatch):
@@ -152,17 +170,18 @@ class SyncMessageBatch(MessageBatch):
 
     def nack(self, delay: Duration | None = None, reason: str = "") -> None:  # type: ignore[override]  # waits by itself
         """Hand all messages back as failed. See ``MessageBatch.nack``."""
-        self._wait(super().nack(delay, reason))
+        self._wait(FailedAttempt(Disposition.NACK, check_delay(delay), check_reason(reason)))
 
     def reject(self, reason: str) -> None:  # type: ignore[override]  # likewise
         """Make all messages dead letters. See ``MessageBatch.reject``."""
-        self._wait(super().reject(reason))
+        self._wait(FailedAttempt(Disposition.REJECT, None, check_reason(reason)))
 
-    def release(self, *, wait: bool = False) -> None:  # type: ignore[override]  # a plain call
+    def release(self, after: Duration | None = None, *, wait: bool = False) -> None:  # type: ignore[override]  # a plain call
         """Hand all messages back unhandled; with *wait* return once the broker has them. See
         ``MessageBatch.release``.
         """
-        self._do("release()", super().release, wait=wait)
+        check_delay(after)
+        self._do("release()", lambda: super(SyncMessageBatch, self).release(after), wait=wait)
 
     def __enter__(self) -> Self:
         return self
@@ -174,36 +193,25 @@ class SyncMessageBatch(MessageBatch):
         if error is None:
             self.ack()
         elif not isinstance(error, Exception):
-            self.release()
+            self._do("the release", self._released, wait=False)
         elif windows := self._windows():
-            found = list[Message]()
-
-            async def look() -> None:
-                found.extend(self._open_messages())
-
             with suppress(Fenced):
-                wait_for(windows[0], look())
-                self._wait(self._hand_back(Disposition.NACK, *fail_batch(found, error)))
+                wait_for(windows[0], lambda: self._fail(error))
 
-    def _do(self, call: str, dispose: Callable[[], Awaitable[None]], *, wait: bool) -> None:
+    def _do(self, call: str, dispose: Callable[[], Any], *, wait: bool) -> None:
         windows = self._windows()
         if not windows:
             return
         if wait:
-            self._wait(_done(dispose))
-            return
-        try:
-            windows[0].owner.loop.call_soon_threadsafe(dispose)
-        except RuntimeError:  # the client is closed
+            wait_for(windows[0], dispose)
+        elif not windows[0].owner.call_from_thread(dispose):
             for in_flight, start, end in self._ranges():
                 in_flight.late(call, start, end, self)
 
-    def _wait(self, disposition: Coroutine[Any, Any, None]) -> None:
+    def _wait(self, attempt: FailedAttempt) -> None:
         windows = self._windows()
         if windows or self._runs:
-            wait_for(windows[0] if windows else None, disposition)
-        else:
-            disposition.close()
+            wait_for(windows[0] if windows else None, lambda: self._hand_back(attempt))
 
 
 class SyncConsumer:

@@ -141,9 +141,9 @@ class ThreadRun:
         except TypeError as error:
             if error.__traceback__ is not None and error.__traceback__.tb_next is None:
                 raise UsageError(f"run needs a handler of one message, not {self._handle!r:.80}: {error}") from error
-            fail(message, error, self._feed.failures, self._client.call_soon)
+            fail(message, error, self._feed.failures, from_thread=True)
         except Exception as error:
-            fail(message, error, self._feed.failures, self._client.call_soon)
+            fail(message, error, self._feed.failures, from_thread=True)
         except BaseException:
             message.release()
             raise

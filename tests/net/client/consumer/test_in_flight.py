@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import tracemalloc
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -15,7 +15,7 @@ from qmq.format.layout import LANE_ORDERED
 from qmq.format.pieces import read_answer
 from qmq.format.run import Run
 from qmq.intervals import Intervals
-from qmq.net.client.consumer.in_flight import InFlightWindow, PendingDisposition, check_delay
+from qmq.net.client.consumer.in_flight import DispositionOwner, InFlightWindow, check_delay
 from qmq.net.protocol.types import ConsumerState
 from tests.net.scripted import stored_batch
 
@@ -34,15 +34,6 @@ class Desk:
 
     def want_send(self) -> None:
         self.sends += 1
-
-    async def hand_back(self, in_flight: InFlightWindow, back: PendingDisposition) -> None:
-        raise AssertionError
-
-    def release(self, in_flight: InFlightWindow, start: int, end: int) -> None:
-        raise AssertionError
-
-    async def failed(self, in_flight: InFlightWindow, sequence: int, error: Exception) -> None:
-        raise AssertionError
 
     def dropped(self, in_flight: InFlightWindow, sequence_ranges: list[tuple[int, int]]) -> None:
         self.dropped_ranges += sequence_ranges
@@ -63,7 +54,7 @@ class Worker:
 
 def made() -> tuple[InFlightWindow, Desk]:
     desk = Desk()
-    return InFlightWindow(desk, PLACE), desk
+    return InFlightWindow(cast(DispositionOwner, desk), PLACE), desk
 
 
 def runs(*sizes: int) -> list[Run]:
