@@ -74,6 +74,7 @@ if TYPE_CHECKING:
     from qmq.net.client.client import Client
     from qmq.net.client.consumer.consumer import Consumer
     from qmq.net.client.consumer.message import Message, MessageBatch
+    from qmq.net.client.find.consumer_trace import ConsumerEvent, ConsumerTrace
     from qmq.net.client.find.finder import Finder, FindProgress
     from qmq.net.client.find.stored_message import StoredMessage
     from qmq.net.client.find.trace import GroupTrace, Trace, TraceEvent
@@ -97,7 +98,9 @@ __all__ = [
     "ConnectionInfo",
     "ConnectionLost",
     "Consumer",
+    "ConsumerEvent",
     "ConsumerInfo",
+    "ConsumerTrace",
     "DeadLetter",
     "DiskInfo",
     "Durability",
@@ -179,7 +182,9 @@ _LAZY: Final = {
     "ConnectionInfo": "qmq.net.client.admin.broker_info",
     "Consumer": "qmq.net.client.consumer.consumer",
     "BlockedSlot": "qmq.net.client.admin.results",
+    "ConsumerEvent": "qmq.net.client.find.consumer_trace",
     "ConsumerInfo": "qmq.net.client.admin.results",
+    "ConsumerTrace": "qmq.net.client.find.consumer_trace",
     "DeadLetter": "qmq.net.client.admin.results",
     "DiskInfo": "qmq.net.client.admin.broker_info",
     "Durability": "qmq.net.client.options",

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-import numpy as np
-
 from qmq.broker.delay.items import delayed_for
 from qmq.broker.delivery.order.blocked import blocked_slots, rows_of, with_details
 from qmq.broker.delivery.order.places import current_order
 from qmq.broker.delivery.pull import Delivery
 from qmq.broker.error_log.error_log import unpacked
+from qmq.broker.find.trace.places import id_of
 from qmq.broker.groups.group import Group, resolve_start
 from qmq.broker.groups.group_state import Ledger
 from qmq.broker.groups.lag import oldest_us, ready, waiting
@@ -22,10 +21,6 @@ from qmq.broker.ports.commands import Now
 from qmq.broker.ports.rights import Rights
 from qmq.broker.startup.replay import GroupReplay
 from qmq.errors import BadBatch, InvalidOption, StorageError
-from qmq.format.batch import EntryRow
-from qmq.format.ids import MessageId
-from qmq.format.layout import ENTRY_HAS_ORIGIN_ID, HAS_ORIGIN_ID
-from qmq.format.pieces import StoredBatch
 from qmq.format.private import origin_subject
 from qmq.names import check_group_or_member, check_prefix
 from qmq.net.protocol.types import BROADCAST
@@ -280,30 +275,13 @@ class AdminCommands:
             for part in parts_of(store, group, messages):
                 entry, start = (part.entry, part.start) if isinstance(part, RunPart) else (part.rows[0].item(), 0)
                 return {
-                    "id": self._id_of(part.partition, entry, start),
+                    "id": id_of(self._store, part.partition, entry, start),
                     "subject": origin_subject(store.subjects.name(entry[3])),
                     "sequence": entry[0] + start,
                 }
         except (StorageError, BadBatch):
             pass
         return {"id": None, "subject": None, "sequence": None}
-
-    def _id_of(self, partition: int, entry: EntryRow, index: int) -> str:
-        """Return the id of a message of a run; of a copy, the id of its original.
-
-        Raises StorageError, BadBatch and NotInMemory.
-        """
-        store, position, run = self._store, entry[1], entry[5]
-        part = store.partitions[partition]
-        if entry[8] & ENTRY_HAS_ORIGIN_ID:
-            if not part.page_cache.has(position, entry[10]):
-                batches = np.array([position]), np.array([entry[10]])
-                raise NotInMemory(part.page_cache.read(*batches, onward=False))
-            batch = StoredBatch(part.message_log.view(position, entry[10]))
-            return bytes(batch.column(run, HAS_ORIGIN_ID)[index]).hex()
-        row = part.consumer_log.row_at_position(position)
-        before = part.consumer_log.rows(row, run) if run else ()
-        return str(MessageId(store.store_id, partition, position + sum(int(one["count"]) for one in before) + index))
 
     def dead_of(self, fields: Fields) -> tuple[Ledger, list[int] | None]:
         """Return ledger and numbers of requested dead letters, None for all. Raises UnknownGroup and InvalidOption."""

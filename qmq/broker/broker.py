@@ -61,6 +61,7 @@ from qmq.broker.ports.commands import (
     Subscribe,
     SyncBroken,
     Synced,
+    TraceConsumer,
     TraceMessage,
     Unsubscribe,
     Withdraw,
@@ -111,7 +112,7 @@ _WITHOUT_ANSWER: Final = (Synced, SyncBroken, ReadDone, Checked, Fetched, InfoFo
 #: Commands that need no right.
 _NOT_OF_CLIENTS: Final = frozenset(_WITHOUT_ANSWER) - {Withdraw}
 #: Commands that a stopping broker refuses, beside sends.
-_REFUSED_AT_STOP: Final = frozenset((Pull, HandOver, Restore, ReadLog, Get, Find, TraceMessage))
+_REFUSED_AT_STOP: Final = frozenset((Pull, HandOver, Restore, ReadLog, Get, Find, TraceMessage, TraceConsumer))
 
 
 class BrokerParts(NamedTuple):
@@ -176,6 +177,7 @@ class CommandDispatch:
             Get: lambda command, now: parts.finds.get(command),
             Find: lambda command, now: parts.finds.find(command),
             TraceMessage: lambda command, now: parts.traces.trace(command),
+            TraceConsumer: lambda command, now: parts.traces.trace_consumer(command),
             Fetched: lambda command, now: log_reads.fetched(command),
             InfoFound: lambda command, now: add(Administered(*command)),
             Connected: self._connected,

@@ -7,7 +7,19 @@ from typing import get_args
 
 import pytest
 
-from qmq.broker.ports.commands import Command, Find, Get, HandOver, Pull, ReadDone, ReadLog, Restore, Send, TraceMessage
+from qmq.broker.ports.commands import (
+    Command,
+    Find,
+    Get,
+    HandOver,
+    Pull,
+    ReadDone,
+    ReadLog,
+    Restore,
+    Send,
+    TraceConsumer,
+    TraceMessage,
+)
 from qmq.broker.ports.effects import Asker, Refused, first_number
 from qmq.errors import BrokerStopping
 from qmq.net.protocol.selection import Selection
@@ -42,9 +54,20 @@ def test_a_broker_that_stops_begins_nothing(tmp_path: Path) -> None:
         Get(1, driven.request(), bytes(16)),
         Find(1, driven.request(), Selection()),
         TraceMessage(1, driven.request(), bytes(16)),
+        TraceConsumer(1, driven.request(), "c"),
     ]
-    assert {type(one) for one in begun} == {Send, Pull, HandOver, Restore, ReadLog, Get, Find, TraceMessage}
+    assert {type(one) for one in begun} == {
+        Send,
+        Pull,
+        HandOver,
+        Restore,
+        ReadLog,
+        Get,
+        Find,
+        TraceMessage,
+        TraceConsumer,
+    }
     said = driven.do(*begun)
-    assert [type(one) for one in said] == [Refused] * 8
+    assert [type(one) for one in said] == [Refused] * 9
     assert all(type(one.error) is BrokerStopping for one in said if isinstance(one, Refused))
     driven.close()

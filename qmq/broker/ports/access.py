@@ -54,6 +54,7 @@ FRAMES: Final[Mapping[type, Mapping[str, Need]]] = {
         "max_count": Need.LOGIN, "max_bytes": Need.LOGIN,
     },
     commands.TraceMessage: {"message_id": Need.BROWSE, "places": Need.BROWSE},
+    commands.TraceConsumer: {"name": Need.BROWSE, "since_us": Need.LOGIN, "limit": Need.LOGIN},
 }  # fmt: skip
 
 

@@ -282,6 +282,18 @@ class TraceMessage(NamedTuple):
     places: tuple[tuple[int, int], ...] = ()
 
 
+class TraceConsumer(NamedTuple):
+    """Say what the consumers did that are meant by *name*, their id or the name of their program, from *since_us* on:
+    the last *limit* events.
+    """
+
+    connection: int
+    request: int
+    name: str
+    since_us: int = 0
+    limit: int = 1_000
+
+
 class Connected(NamedTuple):
     """A client has connected. *source* is stamped into its batches: its address, and the name of its token, as
     ``format.source.stamp_of`` packs them. *rights* are those of its token; with None it may do everything. *program* is
@@ -377,6 +389,7 @@ Command = (
     | Get
     | Find
     | TraceMessage
+    | TraceConsumer
     | Connected
     | Disconnected
     | Synced

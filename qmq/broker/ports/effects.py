@@ -206,14 +206,15 @@ class FoundMessages(NamedTuple):
 
 
 class Traced(NamedTuple):
-    """The answer to a trace of a message: the facts about it, and a row for each group with its state and events. With
-    *is_partial* the pull log does not reach back to the message, or not all of it was read.
+    """The answer to a trace of a message: the facts about it, and a row for each group with its state and events; or to
+    one of a consumer: no facts, and a row for each event. With *is_partial* the pull log does not reach back far
+    enough, or not all of it was read.
     """
 
     connection: int
     request: int
     message: dict[str, Any]
-    rows: list[dict[str, Any]]
+    rows: list[dict[str, Any]] | list[list[Any]]
     is_partial: bool
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import click
 
 from qmq import connect
+from qmq.cli.common.arguments import text_of, time_of
 from qmq.cli.common.connect import admin_options, run
 from qmq.cli.common.formatting import age, age_of, iso, number, size, visible
 from qmq.cli.common.listing import (
@@ -72,37 +73,71 @@ _MARKS: Final = {
 _LATE: Final = "the pull log does not reach back to all events of this message (see pull_log_keep_ms)"
 
 
-@click.command(short_help="Show what has become of a message in each group.")
-@click.argument("message_id", metavar="ID")
+@click.command(short_help="Show what has become of messages, or what a consumer did.")
+@click.argument("message", metavar="[ID | PREFIX]", required=False)
+@click.option("--key", metavar="K", help="The messages with this key, of PREFIX or of all subjects.")
+@click.option("--consumer", metavar="NAME", help="What this consumer did: its id, or the name of its program.")
+@click.option("--since", metavar="T", help="With --key or --consumer: from this time on: 2026-01-31T12:00:00Z, 2h.")
+@click.option("--limit", type=click.IntRange(1, 1_000), metavar="N",
+              help="The last messages with the key (20), or events of the consumer (1,000), at most.")  # fmt: skip
 @output_options
 @admin_options
-def trace(message_id: str, as_json: bool, header: bool, server: str, timeout: float) -> None:
+def trace(
+    message: str | None, key: str | None, consumer: str | None, since: str | None, limit: int | None, as_json: bool,
+    header: bool, server: str, timeout: float,
+) -> None:  # fmt: skip
     """Show what has become of the message with that id: for each group whether it waits, who has it, when it comes
-    again and why, or what ended it, and what happened to it so far.
+    again and why, or what ended it, and what happened to it so far. With --key, show this for the last messages with a
+    key.
 
     The states are those that the broker acts on. The events come from its pull log, which is kept for a day
     (pull_log_keep_ms). In a pipe and with --json, one line a group.
+
+    With --consumer, show what a consumer was given and what it did with it, one line a pull, ack or failure, as far as
+    the pull log is kept.
 
     \b
     Examples:
       qmq trace 7f000001515f000003c4a9e0d1f20b3c
       qmq trace 7f000001515f000003c4a9e0d1f20b3c --json | jq '{group, state}'
+      qmq trace shop. --key order-4421
+      qmq trace --consumer worker-7 --since 1h
     """
+    if sum((consumer is not None, key is not None, message is not None and key is None)) != 1:
+        raise click.UsageError("give the ID of a message, --key (with a PREFIX if you like), or --consumer")
+    if key is None and consumer is None and (since is not None or limit is not None):
+        raise click.UsageError("--since and --limit go with --key or --consumer")
+    since_time = None if since is None else time_of(since, "--since")
+    if consumer is not None:
+        from qmq.cli.find.trace_consumer import show_consumer
 
-    async def load() -> Trace:
+        show_consumer(text_of(consumer), since_time, limit or 1_000, as_json, header, server, timeout)
+        return
+
+    async def load() -> list[Trace]:
         async with connect(server, admin_timeout=timeout) as client:
-            return await client.trace(message_id)
+            ids = [message or ""]
+            if key is not None:
+                finder = client.find(message or "", key=text_of(key), since=since_time, newest=True, limit=limit or 20)
+                ids = [stored.id async for stored in finder][::-1]
+            return [await client.trace(message_id) for message_id in ids]
 
-    found = run(load())
+    traces = run(load())
     if is_for_people(as_json):
-        _print(found)
+        for number, found in enumerate(traces):
+            if number:
+                click.echo("")
+            _print(found)
+        if not traces:
+            click.echo(f"no message has the key {text_of(key or '')}", err=True)
     else:
         writer = RowWriter(FIELDS, as_json, header, _NESTED)
-        for group in found.groups:
-            writer.write(_Row(found, group))
-    if found.is_partial:
+        for found in traces:
+            for group in found.groups:
+                writer.write(_Row(found, group))
+    if any(found.is_partial for found in traces):
         click.echo(_LATE, err=True)
-    end_if_incomplete(not found.missed)
+    end_if_incomplete(not any(found.missed for found in traces))
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -38,6 +38,7 @@ from qmq.net.client.broker_link import Link, sequence_in
 from qmq.net.client.brokers import Brokers
 from qmq.net.client.consumer.consumer import Consumer
 from qmq.net.client.consumer.multi_broker import make_puller
+from qmq.net.client.find.consumer_trace import ConsumerTrace, trace_consumer
 from qmq.net.client.find.finder import STOP_AFTER, Finder, search_terms
 from qmq.net.client.find.get import get
 from qmq.net.client.find.requests import BrokerSource
@@ -442,6 +443,19 @@ class Client:
         cannot be read.
         """
         return await trace(self._brokers, self._listing, message_id)
+
+    async def trace_consumer(self, name: str, *, since: datetime | None = None, limit: int = 1_000) -> ConsumerTrace:
+        """Return what a consumer did: what it was given, acked, nacked, released and rejected, and when it left.
+
+            for event in (await client.trace_consumer("worker-7")).events:
+                print(event.time, event.kind, event.subject, event.sequence, event.count)
+
+        *name* is the id of a consumer, or the name that its program gave to ``connect`` (else its app), so it may be
+        several. *since*: an aware datetime; else as far as the pull logs are kept (``pull_log_keep_ms``). Each broker
+        returns its last *limit* events, up to 1,000. Looking changes nothing. Raises InvalidOption, and BrokersMissed
+        if no broker answers.
+        """
+        return await trace_consumer(self._brokers, self._listing, name, since, limit)
 
     async def drain(self) -> None:
         """Wait while the queue is so full that more would not be sent faster. Call it between ``send_nowait``."""

@@ -260,6 +260,12 @@ def _find(connection: int, frame: Frame) -> Command:
 
 def _trace(connection: int, frame: Frame) -> Command:
     fields = _fields(frame)
+    name = fields.get("consumer")
+    if name is not None:
+        since_us, limit = fields.get("since_us", 0), fields.get("limit", MAX_LISTED)
+        if type(name) is not str or not _is_count(since_us) or not _is_count(limit):
+            raise ProtocolError("TRACE of a consumer has its name, and whole numbers in since_us and limit")
+        return commands.TraceConsumer(connection, frame.request, name, since_us, max(1, min(limit, MAX_LISTED)))
     message_id, numbers = fields.get("id"), fields.get("places", [])
     if type(message_id) is not bytes or len(message_id) != MESSAGE_ID_SIZE:
         raise ProtocolError(f"TRACE has an id of {MESSAGE_ID_SIZE} bytes")

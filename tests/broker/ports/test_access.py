@@ -83,6 +83,7 @@ REQUESTS: list[tuple[str, Any, set[str]]] = [
     ("GET", Get(1, 1, ID), {"looker", "historian"}),
     ("FIND", Find(1, 1, Selection()), {"looker", "historian"}),
     ("TRACE", TraceMessage(1, 1, ID), {"looker", "historian"}),
+    ("TRACE of a consumer", commands.TraceConsumer(1, 1, "c"), {"looker", "historian"}),
     ("info", Administer(1, 1, "info", {}), set()),
     ("rights", Administer(1, 1, "rights", {}), set(TOKENS)),
     ("stats", Administer(1, 1, "stats", {}), {"historian"}),

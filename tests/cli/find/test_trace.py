@@ -80,3 +80,25 @@ def test_wrong_ids_are_errors_that_say_why(broker: BrokerProcess, name: str, exi
     found = run("trace", name, server=broker.url)
     assert found.exit_code == exit_code
     assert reason in found.stderr
+
+
+def test_what_a_consumer_did_and_what_has_a_key(broker: BrokerProcess) -> None:
+    with qmq.connect_sync(broker.url, name="worker-9") as client:
+        sent = [client.send("did.a", b"x", key="did-1"), client.send("did.b", b"y", key="did-2")]
+        with client.subscribe("did.", group="did", consumer="did-c") as consumer:
+            for message in consumer.pull(10, min_count=2, timeout=10):
+                message.ack()
+            consumer.flush()
+    done = run("trace", "--consumer", "worker-9", "--json", server=broker.url)
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [row["event"] for row in rows] == ["joined", "handed_out", "handed_out", "acked", "acked", "left"]
+    assert [row["id"] for row in rows[1:3]] == [one.id for one in sent]
+    assert {(row["group"], row["consumer"]) for row in rows} == {("did", "did-c")}
+    later = run("trace", "--consumer", "did-c", "--since", "2030-01-01T00:00:00Z", server=broker.url)
+    assert (later.exit_code, later.stdout) == (0, "")
+    done = run("trace", "did.", "--key", "did-2", "--json", server=broker.url)
+    states = {row["id"]: row["state"] for row in map(json.loads, done.stdout.splitlines()) if row["group"] == "did"}
+    assert states == {sent[1].id: "acked"}
+    assert run("trace", "did.b", "--key", "did-1", server=broker.url).stdout == ""
+    for wrong in ([], ["x", "--consumer", "y"], ["--key", "k", "--consumer", "y"], ["0" * 32, "--since", "1h"]):
+        assert run("trace", *wrong, server=broker.url).exit_code == 2

@@ -69,6 +69,11 @@ SUBSCRIBE = {"group": "g", "prefixes": ["a.", "b"], "consumer": "c", "start": No
         (of(FrameKind.GET, b"0123456789abcdef"), commands.Get(3, 7, b"0123456789abcdef")),
         (of(FrameKind.FIND), commands.Find(3, 7, Selection(), max_count=MAX_FOUND)),
         (of(FrameKind.TRACE, meta={"id": bytes(16)}), commands.TraceMessage(3, 7, bytes(16))),
+        (of(FrameKind.TRACE, meta={"consumer": "c"}), commands.TraceConsumer(3, 7, "c")),
+        (
+            of(FrameKind.TRACE, meta={"consumer": "c", "since_us": 5, "limit": 1 << 40}),
+            commands.TraceConsumer(3, 7, "c", 5),
+        ),
         (
             of(FrameKind.TRACE, meta={"id": bytes(16), "places": [1, 5, 2, 6]}),
             commands.TraceMessage(3, 7, bytes(16), ((1, 5), (2, 6))),

@@ -17,13 +17,13 @@ ACKED: Final = "acked"
 REDRIVEN: Final = "redriven"
 DELETED: Final = "deleted"
 SOUGHT: Final = "sought"
-_DISPOSITIONS: Final = {
+DISPOSITIONS: Final = {
     None: ACKED,
     Disposition.NACK: "nacked",
     Disposition.RELEASE: "released",
     Disposition.REJECT: "rejected",
 }
-_LEAVES: Final = {LeaveReason.LEFT: "left", LeaveReason.EXPIRED: "session_expired"}
+LEAVES: Final = {LeaveReason.LEFT: "left", LeaveReason.EXPIRED: "session_expired"}
 _BROUGHT: Final = {RecordKind.OVER: "handed_over", RecordKind.RESTORED: "restored", RecordKind.RESENT: "resent"}
 _REDRIVE: Final = RecordKind.REDRIVE
 #: The most events of one group, the last ones.
@@ -119,7 +119,7 @@ def _end_of(delivery: _Delivery, found: FoundRecords, sought: list[MessageChange
     ends = [_End(one) for one in sought if one.position > position]
     for settled in found.settled.get(delivery.consumer, ()):
         if settled.position > position and settled.start <= sequence < settled.end:
-            kind, letters = _DISPOSITIONS[settled.disposition], _NO_LETTER
+            kind, letters = DISPOSITIONS[settled.disposition], _NO_LETTER
             if settled.disposition in (Disposition.NACK, Disposition.REJECT):
                 offset = sequence - settled.start
                 first = settled.first_letter + (offset if settled.disposition == Disposition.REJECT else 0)
@@ -127,8 +127,8 @@ def _end_of(delivery: _Delivery, found: FoundRecords, sought: list[MessageChange
             change = MessageChange(settled.position, kind, settled.now_us, who, attempt, settled.reason)
             ends.append(_End(change, letters))
     for left in found.departed.get(delivery.consumer, ()):
-        if left.position > position and sequence < left.end and left.why in _LEAVES:
-            change = MessageChange(left.position, _LEAVES[LeaveReason(left.why)], left.now_us, who, attempt, "")
+        if left.position > position and sequence < left.end and left.why in LEAVES:
+            change = MessageChange(left.position, LEAVES[LeaveReason(left.why)], left.now_us, who, attempt, "")
             is_expired = left.why == LeaveReason.EXPIRED  # a dead letter only where the message was alone in flight
             ends.append(_End(change, (left.first_letter, left.first_letter) if is_expired else _NO_LETTER))
     return min(ends, default=None)

@@ -10,8 +10,11 @@ from qmq.broker.groups.group import Group
 from qmq.broker.groups.message_ranges import PARTITIONS, RunPart, partition_of, parts_of
 from qmq.broker.journal.record_types import MessageRange
 from qmq.format.batch import EntryRow
+from qmq.format.ids import MessageId
+from qmq.format.layout import ENTRY_HAS_ORIGIN_ID, HAS_ORIGIN_ID
+from qmq.format.pieces import StoredBatch
 from qmq.format.private import is_private, origin_subject, private_subject
-from qmq.storage.store import Store
+from qmq.storage.store import NotInMemory, Store
 
 
 class MessagePlace(NamedTuple):
@@ -45,6 +48,24 @@ class MessagePlace(NamedTuple):
     def run_part(self) -> RunPart:
         """The message as a part of its run."""
         return RunPart(self.partition, self.entry, self.ordinal, self.ordinal + 1)
+
+
+def id_of(store: Store, partition: int, entry: EntryRow, index: int) -> str:
+    """Return the id of a message of a run; of a copy, the id of its original.
+
+    Raises StorageError, BadBatch and NotInMemory.
+    """
+    position, run = entry[1], entry[5]
+    part = store.partitions[partition]
+    if entry[8] & ENTRY_HAS_ORIGIN_ID:
+        if not part.page_cache.has(position, entry[10]):
+            batches = np.array([position]), np.array([entry[10]])
+            raise NotInMemory(part.page_cache.read(*batches, onward=False))
+        batch = StoredBatch(part.message_log.view(position, entry[10]))
+        return bytes(batch.column(run, HAS_ORIGIN_ID)[index]).hex()
+    row = part.consumer_log.row_at_position(position)
+    before = part.consumer_log.rows(row, run) if run else ()
+    return str(MessageId(store.store_id, partition, position + sum(int(one["count"]) for one in before) + index))
 
 
 def find_place(store: Store, partition: int, position: int) -> MessagePlace | None:

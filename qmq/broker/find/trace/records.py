@@ -27,7 +27,7 @@ from qmq.storage.store import PullLogScan, PullPiece
 #: Records of one trace that are decoded; behind that it lacks events.
 MOST_DECODED: Final = 200_000
 #: Records that are looked at as columns: each operation on them takes less than the interpreter's switch interval.
-_AT_ONCE: Final = 8_192
+AT_ONCE: Final = 8_192
 #: Ranges of a record that are compared as columns; a record with more of them is decoded.
 _RANGES_IN_STEP: Final = 4
 #: Consumers whose ranges are compared as columns, and the bits of a delivery sequence in that.
@@ -239,8 +239,8 @@ class RecordScan:
         if piece is None:
             return True
         data, self._so_far = PieceBytes(piece), _FactsSoFar()
-        for start in range(0, len(piece.offsets), _AT_ONCE):
-            some = slice(start, start + _AT_ONCE)
+        for start in range(0, len(piece.offsets), AT_ONCE):
+            some = slice(start, start + AT_ONCE)
             self._look(piece._replace(offsets=piece.offsets[some], kinds=piece.kinds[some]), data)
             if self.found.decoded > MOST_DECODED:
                 self.found.is_partial = True

@@ -16,12 +16,13 @@ import numpy as np
 
 from qmq.broker.delay.delay import DelayedMessages, DelayedState
 from qmq.broker.delivery.serve import blocking_reads
+from qmq.broker.find.trace.consumers import ConsumerScan, rows_of
 from qmq.broker.find.trace.events import events_of
 from qmq.broker.find.trace.places import MessagePlace, find_place
 from qmq.broker.find.trace.records import FileFacts, FoundRecords, RecordScan
 from qmq.broker.find.trace.states import GroupMessage, GroupView, with_events
 from qmq.broker.groups.group import Group
-from qmq.broker.ports.commands import Now, ReadDone, TraceMessage
+from qmq.broker.ports.commands import Now, ReadDone, TraceConsumer, TraceMessage
 from qmq.broker.ports.effects import Asker, Effect, ReadWanted, ReadWork, Refused, Traced, first_number
 from qmq.broker.ports.rights import Rights
 from qmq.errors import InternalError, InvalidOption, Overloaded, QmqError, StorageError, UnknownMessage
@@ -41,6 +42,7 @@ MOST_PLACES: Final = 1_024
 #: Reads for one look, before it reads while everybody waits.
 _MOST_READS: Final = 16
 
+TraceCommand = TraceMessage | TraceConsumer
 T = TypeVar("T")
 Steps = Generator[ReadWork | None, None, T]
 
@@ -68,9 +70,9 @@ class Traces:
         self._groups = groups
         self._delaying = delaying
         self._effects = effects
-        self._waiting: deque[TraceMessage] = deque()
+        self._waiting: deque[TraceCommand] = deque()
         self._by_connection: Counter[int] = Counter()
-        self._current: TraceMessage | None = None
+        self._current: TraceCommand | None = None
         self._steps: Steps[Traced] | None = None
         self._last_read = first_number(Asker.TRACE)
         self._read: ReadWork | None = None
@@ -89,6 +91,13 @@ class Traces:
             )
         if len(command.places) > MOST_PLACES:
             raise InvalidOption(f"a trace names at most {MOST_PLACES:,} copies, not {len(command.places):,}")
+        self._add(command)
+
+    def trace_consumer(self, command: TraceConsumer) -> None:
+        """Begin the trace of a consumer, or let it wait. Raises Overloaded."""
+        self._add(command)
+
+    def _add(self, command: TraceCommand) -> None:
         if len(self._waiting) >= MOST_WAITING or self._by_connection[command.connection] >= MOST_OF_ONE:
             raise Overloaded(
                 f"{self._by_connection[command.connection]} traces of this connection wait, and "
@@ -112,7 +121,10 @@ class Traces:
         self._next_us = now.monotonic_us + _PAUSE_US
         if self._steps is None:
             self._current = self._waiting.popleft()
-            self._steps = self._run(self._current)
+            if isinstance(self._current, TraceMessage):
+                self._steps = self._run(self._current)
+            else:
+                self._steps = self._run_consumer(self._current)
         command = self._current
         assert command is not None
         try:
@@ -122,7 +134,7 @@ class Traces:
         except QmqError as error:
             self._end(command, Refused(command.connection, command.request, error))
         except Exception:
-            failed = InternalError("the broker failed to trace this message; its log has the details")
+            failed = InternalError("the broker failed to trace this; its log has the details")
             self._end(command, Refused(command.connection, command.request, failed))
             raise
         else:
@@ -133,7 +145,7 @@ class Traces:
                 self._last_read += 1
                 self._effects.append(ReadWanted(self._last_read, read))
 
-    def _end(self, command: TraceMessage, answer: Effect) -> None:
+    def _end(self, command: TraceCommand, answer: Effect) -> None:
         self._steps = self._current = None
         if self._by_connection[command.connection]:
             self._by_connection[command.connection] -= 1
@@ -144,8 +156,10 @@ class Traces:
     def read_done(self, done: ReadDone) -> None:
         """Go on after a read. The error of a read is met again by what needed it."""
         read, self._read = self._read, None
-        if isinstance(read, RecordScan) and done.error is not None:
+        if done.error is not None and isinstance(read, RecordScan):
             read.found.is_partial = True
+        elif done.error is not None and isinstance(read, ConsumerScan):
+            read.is_partial = True
 
     def next_deadline_us(self) -> int | None:
         """Return when ``tick`` has work; None for never."""
@@ -177,6 +191,38 @@ class Traces:
             if count % GROUPS_AT_ONCE == 0:
                 yield None
         return Traced(command.connection, command.request, facts._asdict(), rows, scan.found.is_partial)
+
+    def _run_consumer(self, command: TraceConsumer) -> Steps[Traced]:
+        """Return what the consumers of a name did, the oldest event first: rows of [kind, time, group, consumer,
+        subject, first sequence, count, attempt, reason, id of the first message].
+        """
+        groups = {group.ledger.number: group for group in self._groups.values() if group.ledger is not None}
+        members = dict[tuple[int, int], str]()
+        for number, group in groups.items():
+            assert group.ledger is not None
+            for member in group.ledger.members.values():
+                if command.name in (member.name, member.program):
+                    members[number, member.number] = member.name
+        files, since_us = self._store.groups, command.since_us
+        scan = ConsumerScan(
+            files.scan_pulls(0), files.scan_pulls(since_us), command.name, members, since_us, command.limit
+        )
+        yield scan
+        rights, rows = self._rights.get(command.connection), list[list[Any]]()
+        sees_all = rights is None or "" in rights.browse
+        for event in scan.events:
+            named = groups.get(event.group)
+            if named is None or named.name is None or self._groups.get(named.name) is not named:
+                continue  # it was deleted
+            parts: list[Any] = [(None, None, 0, 0, None)]
+            if event.ranges or event.unknown:
+                parts = yield from self._reading(partial(rows_of, self._store, named, event))
+            for subject, *fields, message_id in parts:
+                if sees_all or (subject is not None and rights is not None and rights.may_browse(subject)):
+                    head = [event.kind, event.time_us, named.name, event.consumer, subject]
+                    rows.append([*head, *fields, event.reason, message_id])
+            yield None
+        return Traced(command.connection, command.request, {}, rows, scan.is_partial)
 
     def _places(self, command: TraceMessage, name: MessageId) -> Steps[list[MessagePlace]]:
         """Return the places of the message and of its copies that are kept, and have their batches in memory."""

@@ -17,6 +17,7 @@ from qmq.net.client.admin.admin import Admin
 from qmq.net.client.admin.results import SubjectInfo
 from qmq.net.client.client import list_subjects
 from qmq.net.client.consumer.multi_broker import make_puller
+from qmq.net.client.find.consumer_trace import ConsumerTrace
 from qmq.net.client.find.finder import STOP_AFTER
 from qmq.net.client.find.stored_message import StoredMessage
 from qmq.net.client.find.trace import Trace
@@ -245,6 +246,11 @@ class SyncClient:
         """Return what has become of a message in each group. See ``Client.trace``."""
         thread = self._current_thread()
         return thread.run(thread.client.trace(message_id))
+
+    def trace_consumer(self, name: str, *, since: datetime | None = None, limit: int = 1_000) -> ConsumerTrace:
+        """Return what a consumer did. See ``Client.trace_consumer``."""
+        thread = self._current_thread()
+        return thread.run(thread.client.trace_consumer(name, since=since, limit=limit))
 
     def drain(self) -> None:
         """Wait while the queue is so full that more messages would not be sent faster. See ``Client.drain``."""
