@@ -162,8 +162,8 @@ class ConsumerScan:
     def _look(self, piece: PullPiece, data: PieceBytes) -> None:
         """Look at some records of a file."""
         likely = list[int]()
-        for kind in (RecordKind.PULL, RecordKind.AGAIN, RecordKind.ACK):
-            walk = FieldWalk(data, piece.offsets[piece.kinds == kind])
+        for wanted in (RecordKind.PULL, RecordKind.AGAIN, RecordKind.ACK):
+            walk = FieldWalk(data, piece.offsets[piece.kinds == wanted])
             if len(walk):
                 walk.pass_octets(1)
                 likely += self._mine(walk, walk.numbers())
