@@ -70,6 +70,11 @@ class Address(NamedTuple):
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @property
+    def tls_name(self) -> str:
+        """The host as certificates name it: without the dot at the end of a complete name, and without IPv6's scope."""
+        return self.host.partition("%")[0].removesuffix(".")
+
+    @property
     def url(self) -> str:
         """The address as a URL."""
         return f"{BROKER_SCHEMES[self.tls is not None]}{self}"

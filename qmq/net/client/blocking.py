@@ -16,6 +16,7 @@ from typing import Final, NamedTuple, Self
 
 from qmq.errors import ConnectionLost, ProtocolError
 from qmq.net.client.address import Address
+from qmq.net.client.dial import Routes, SocketAddress, dial, look_up, route_to
 from qmq.net.protocol import frames
 from qmq.net.protocol.frames import FRAME, FRAME_SIZE, Frame, FrameKind
 
@@ -26,11 +27,16 @@ _SMALL_BYTES: Final = 16 << 10
 _PRODUCER_ID_SIZE: Final = 16
 
 
-def open_socket(address: Address, timeout: float | None) -> socket.socket:
-    """Return a socket that is connected to a broker, by TLS if its address says so. *timeout*, in seconds, is for each
-    wait; None: no limit. Raises OSError, and with TLS QmqError.
+def open_socket(address: Address, timeout: float | None, peer: SocketAddress | None = None) -> socket.socket:
+    """Return a socket that is connected to a broker, by TLS if its address says so; at *peer*, where another connection
+    goes, if that is known. *timeout*, in seconds, is for each wait; None: no limit. Raises OSError, and with TLS
+    QmqError.
     """
-    sock = socket.create_connection((address.host, address.port), timeout)
+    routes = Routes().of(look_up(address)) if peer is None else [route_to(peer)]
+    return _secured(dial(routes, timeout), address)
+
+
+def _secured(sock: socket.socket, address: Address) -> socket.socket:
     if address.tls is None:
         return sock
     from qmq.net.client.tls.context import wrap
@@ -55,14 +61,35 @@ class BlockingConnection:
         self._clock = clock
         self._due = clock() + timeout if clock is not None else 0.0
         self._request = 0
-        self._socket = open_socket(address, timeout)
+        self._hello = {"protocol": frames.PROTOCOL_VERSION, "client": client}
+        if address.token:
+            self._hello["token"] = str(address.token)
+        due, routes, reached = self._due, Routes(), None
+        while True:
+            try:
+                found = routes.of(look_up(address))
+                sock = dial(found, timeout)
+                reached = sock.getpeername()
+                self._greet(sock, timeout / len(found))
+                break
+            except (OSError, ConnectionLost):
+                if not routes.is_silent(reached):
+                    raise
+        self._due = due
+        self._socket.settimeout(timeout)
+
+    def _greet(self, sock: socket.socket, timeout: float) -> None:
+        """Say HELLO on a new socket; the broker has *timeout* seconds. Raises OSError and QmqError."""
+        address = self._address
+        sock.settimeout(timeout)
+        if self._clock is not None:
+            self._due = self._clock() + timeout
+        self._socket = _secured(sock, address)
         try:
             with suppress(OSError):
                 self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            token = {"token": str(address.token)} if address.token else {}
-            hello = frames.pack_meta({"protocol": frames.PROTOCOL_VERSION, "client": client, **token})
             #: The fields of WELCOME.
-            self.welcome = frames.unpack_meta(self.ask(FrameKind.HELLO, meta=hello).meta)
+            self.welcome = frames.unpack_meta(self.ask(FrameKind.HELLO, meta=frames.pack_meta(self._hello)).meta)
         except BaseException as error:
             self._socket.close()
             if address.tls is not None and isinstance(error, OSError) and not isinstance(error, TimeoutError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import os
 import time
 from collections.abc import Callable, Sequence
 from functools import cache, partial
@@ -23,10 +24,12 @@ from qmq.errors import (
     Unauthorized,
     UsageError,
 )
+from qmq.format.layout import PRODUCER_ID_SIZE
 from qmq.net.client.address import Address
 from qmq.net.client.backoff import Backoff
 from qmq.net.client.connection import ANSWER_TIMEOUT, Answer, BrokerConnection, Welcome, timeout_while_still
-from qmq.net.client.heartbeat import HeartbeatSender
+from qmq.net.client.dial import Routes
+from qmq.net.client.heartbeat import HeartbeatSender, HeartbeatTarget
 from qmq.net.client.options import ClientOptions, producer_id_of
 from qmq.net.client.producer.accumulator import BATCH_BYTES, SendLimits
 from qmq.net.client.producer.receipts import Receipt
@@ -158,6 +161,9 @@ class LinkOwner(Protocol):
     def is_hopeless(self, link: Link, error: QmqError) -> bool:
         """Return whether the link gives up after its broker refused the client for good."""
 
+    def several_brokers(self, error: InvalidOption) -> None:
+        """End the client: the address of a link leads to several brokers."""
+
     def left_open(self) -> None:
         """[any thread] Warn that the loop was closed before the client."""
 
@@ -169,6 +175,7 @@ class Link:
         self, address: Address, options: ClientOptions, sending: SendWindow, owner: LinkOwner, client_id: bytes
     ) -> None:
         self.address = address
+        self._routes = Routes()
         #: The connection; None while there is none.
         self.connection: BrokerConnection | None = None
         #: The broker knows this client's process by it.
@@ -261,7 +268,12 @@ class Link:
         if self._heartbeat is None:
             session_timeout_s = self.welcome.session_timeout_ms / 1_000
             self._heartbeat = HeartbeatSender(
-                self.client_id, lambda: self.address, session_timeout_s, self._out_of_touch, self._owner.left_open
+                self.client_id,
+                self._heartbeat_target,
+                session_timeout_s,
+                self._out_of_touch,
+                self._owner.left_open,
+                self._other_store_answered,
             )
             self._heartbeat.start(self._loop)
         self._heartbeat.heard(self._loop.time() - asked_at)
@@ -276,6 +288,30 @@ class Link:
     def depart(self, departure: Departure) -> None:
         """Tell the broker that a consumer has left, as soon as there is a connection."""
         self._departures.add(departure, self.connection)
+
+    def _heartbeat_target(self) -> HeartbeatTarget:
+        connection = self.connection
+        return HeartbeatTarget(self.address, None if connection is None else connection.peer, self.store_id)
+
+    def _other_store_answered(self, store_id: bytes) -> None:
+        """End the client if two brokers serve at its address: another one than its own has answered a heartbeat. A
+        broker that was replaced does not answer any more.
+        """
+        connection, own = self.connection, self.store_id
+        if connection is None or own == store_id:
+            return
+
+        def answered(answer: Answer | QmqError) -> None:
+            if isinstance(answer, Answer) and self.connection is connection:
+                self._owner.several_brokers(
+                    InvalidOption(
+                        f"{self.address} leads to several brokers, with the stores {own.hex()} and {store_id.hex()}, "
+                        "so heartbeats of consumers reach the wrong one: give the address of each, separated by commas"
+                    )
+                )
+
+        due = asyncio.get_running_loop().time() + ANSWER_TIMEOUT
+        connection.ask(FrameKind.LAST_SEQUENCE, answered, payload=os.urandom(PRODUCER_ID_SIZE), due=due)
 
     def _out_of_touch(self) -> None:
         error = Fenced(
@@ -493,12 +529,24 @@ class Link:
 
     async def _connect(self) -> None:
         """Connect. Raises QmqError."""
-        loop, address = self._loop, self.address
-        assert loop is not None
-        connection = BrokerConnection(self, str(address), loop)
+        while True:
+            assert self._loop is not None
+            connection = BrokerConnection(self, str(self.address), self._loop)
+            try:
+                await self._connect_by(connection)
+            except ConnectionLost:
+                if not self._routes.is_silent(connection.peer):
+                    raise
+            else:
+                self._routes.is_good(connection.peer)
+                return
+
+    async def _connect_by(self, connection: BrokerConnection) -> None:
+        """Connect to one address of the broker's host. Raises QmqError."""
+        address = self.address
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT):
-                await connection.open(address)
+                await connection.open(address, self._routes)
                 await self._adopt(
                     connection,
                     await connection.hello(client_name(), self._options.name, self._options.app, address.token),
@@ -529,6 +577,11 @@ class Link:
         if connection.closed:
             raise connection.end_error()
         self._owner.adopting(self, welcome)
+        if self.store_id and welcome.store_id != self.store_id:
+            log.warning(
+                "%s serves store %s now, and served %s before: if both are in use, give the address of each broker",
+                self.address, welcome.store_id.hex(), self.store_id.hex(),
+            )  # fmt: skip
         self.welcome = welcome
         self._sending.connected(
             welcome.store_id,

@@ -447,6 +447,11 @@ class Brokers:
         self.close(error)
         return True
 
+    def several_brokers(self, error: InvalidOption) -> None:
+        """End the client: the address of a link leads to several brokers."""
+        log.error("the client ends: %s", error)
+        self.close(error)
+
     def left_open(self) -> None:
         """[any thread] Warn, once, that the program dropped the client, or closed its loop, without closing it."""
         if self.is_open and not self._warned_of_left_open:

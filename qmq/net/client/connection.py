@@ -22,6 +22,8 @@ import numpy.typing as npt
 from qmq.errors import ConnectionLost, ProtocolError, QmqError
 from qmq.format.pieces import PartialAnswer
 from qmq.net.client.address import Address, TlsFiles
+from qmq.net.client.dial import Routes, SocketAddress
+from qmq.net.client.dial_in_loop import dial_in_loop, routes_to
 from qmq.net.protocol import frames
 from qmq.net.protocol.frames import FRAME, FRAME_SIZE, Frame, FrameKind, made
 from qmq.net.protocol.messages import EMPTY_HEAD, MessagesHead, decode_head
@@ -184,6 +186,8 @@ class BrokerConnection(asyncio.BufferedProtocol):
 
     def __init__(self, owner: ConnectionOwner, address: str, loop: asyncio.AbstractEventLoop) -> None:
         self.address = address
+        #: The address that it was made to; None before.
+        self.peer: SocketAddress | None = None
         self.writable = True
         self.closed = False
         self._owner = owner
@@ -211,17 +215,24 @@ class BrokerConnection(asyncio.BufferedProtocol):
         #: When bytes of an unfinished transfer have moved last, by the loop's clock, as far as ``look`` has seen.
         self.moved_at = -math.inf
 
-    async def open(self, address: Address) -> None:
-        """Connect to a broker, by TLS if its address says so. Raises QmqError."""
+    async def open(self, address: Address, routes: Routes | None = None) -> None:
+        """Connect to a broker, by TLS if its address says so; *routes* knows earlier connections. Raises QmqError."""
         tls: dict[str, Any] = {}
         self._tls = address.tls
         if address.tls is not None:
             from qmq.net.client.tls.context import context_of
 
             # CLOSE_TIMEOUT bounds the end of a connection, and the caller the handshake
-            tls = {"ssl": context_of(address.tls), "server_hostname": address.host}
+            tls = {"ssl": context_of(address.tls), "server_hostname": address.tls_name}
         try:
-            await self._loop.create_connection(lambda: self, address.host, address.port, **tls)
+            found = await routes_to(address, routes or Routes(), self._loop)
+            if len(found) == 1 and not any(found[0][3][3:]):  # without a scope of IPv6
+                self.peer = found[0][3]
+                await self._loop.create_connection(lambda: self, self.peer[0], self.peer[1], **tls)
+            else:
+                sock = await dial_in_loop(found, self._loop)
+                self.peer = sock.getpeername()
+                await self._loop.create_connection(lambda: self, sock=sock, **tls)
         except TimeoutError:
             raise
         except OSError as error:

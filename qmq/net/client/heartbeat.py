@@ -13,13 +13,15 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from typing import Final
+from contextlib import suppress
+from typing import Final, NamedTuple
 
 import msgpack
 
 from qmq.errors import ProtocolError, QmqError
 from qmq.net.client.address import Address
 from qmq.net.client.blocking import open_socket
+from qmq.net.client.dial import SocketAddress
 from qmq.net.protocol import frames
 from qmq.net.protocol.frames import FRAME, FRAME_SIZE, FrameKind
 
@@ -32,22 +34,37 @@ GIVE_UP: Final = 0.8
 _MAX_ANSWER: Final = 64 << 10
 
 
+class HeartbeatTarget(NamedTuple):
+    """Where heartbeats go: the broker's address, the address of the socket that reached it, and the id of its store."""
+
+    address: Address
+    peer: SocketAddress | None
+    store_id: bytes
+
+
+class _OtherStore(Exception):
+    """Another broker has answered than the one that the client is connected to; with the id of its store."""
+
+
 class HeartbeatSender:
     """Sends the heartbeats of a client. Call ``start`` and ``stop`` in its event loop."""
 
     def __init__(
         self,
         client_id: bytes,
-        address: Callable[[], Address],
+        target: Callable[[], HeartbeatTarget],
         session_timeout_s: float,
         out_of_touch: Callable[[], None],
         left_open: Callable[[], None],
+        other_store: Callable[[bytes], None],
     ) -> None:
-        """*address* returns the broker's address. *out_of_touch* is called in the loop, repeatedly while the session
+        """*target* returns where the client's own connection goes. *other_store* is called in the loop with the id of
+        the store that answered there instead. *out_of_touch* is called in the loop, repeatedly while the session
         may expire soon; *left_open* is called in the thread if the loop was closed before the client.
         """
         self._client_id = client_id
-        self._address = address
+        self._target = target
+        self._other_store = other_store
         self._out_of_touch = out_of_touch
         self._left_open = left_open
         self._session_timeout_s = session_timeout_s
@@ -94,10 +111,15 @@ class HeartbeatSender:
         self._ended.wait(first_after_s)
         while self._goes_on(loop):
             try:
-                with self._connected() as connection:
-                    while self._goes_on(loop):
+                target = self._target()
+                with self._connected(target) as connection:
+                    while self._goes_on(loop) and self._target().store_id == target.store_id:
                         self._beat_once(connection)
                         self._ended.wait(self._interval_s)
+            except _OtherStore as error:
+                with suppress(RuntimeError):  # the loop is closed
+                    loop.call_soon_threadsafe(self._other_store, *error.args)
+                self._ended.wait(self._interval_s)
             except (OSError, QmqError, ValueError) as error:
                 log.debug("heartbeat: %s", error)
                 self._ended.wait(min(self._interval_s / 4, 0.5))
@@ -108,9 +130,9 @@ class HeartbeatSender:
         """Return whether the client is open and its loop runs; a handler may block it."""
         return not self._ended.is_set() and loop.is_running()
 
-    def _connected(self) -> socket.socket:
-        address = self._address()
-        connection = open_socket(address, self._interval_s)
+    def _connected(self, target: HeartbeatTarget) -> socket.socket:
+        address = target.address
+        connection = open_socket(address, self._interval_s, target.peer)
         try:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             fields = {"protocol": frames.PROTOCOL_VERSION, "client": "qmq heartbeat"}
@@ -118,7 +140,9 @@ class HeartbeatSender:
                 fields["token"] = str(address.token)
             hello = msgpack.packb(fields)
             connection.sendall(frames.encode_frame(FrameKind.HELLO, 1, hello))
-            self._expect(connection, FrameKind.WELCOME)
+            meta = self._expect(connection, FrameKind.WELCOME)
+            if (store_id := msgpack.unpackb(meta).get("store_id")) != target.store_id and target.store_id:
+                raise _OtherStore(store_id)
         except BaseException:
             connection.close()
             raise
@@ -132,13 +156,15 @@ class HeartbeatSender:
         self._expect(connection, FrameKind.HEARTBEAT_SEEN)
         self._heard_at = max(self._heard_at, now)
 
-    def _expect(self, connection: socket.socket, kind: FrameKind) -> None:
-        size, found, _, _, _ = FRAME.unpack(_receive(connection, FRAME_SIZE))
+    def _expect(self, connection: socket.socket, kind: FrameKind) -> bytes:
+        """Receive an answer of this *kind*, and return its meta. Raises ProtocolError and OSError."""
+        size, found, _, meta_size, _ = FRAME.unpack(_receive(connection, FRAME_SIZE))
         if not FRAME_SIZE <= size <= _MAX_ANSWER:
             raise ProtocolError(f"the broker answered a heartbeat with a frame of {size} bytes")
-        _receive(connection, size - FRAME_SIZE)
+        body = _receive(connection, size - FRAME_SIZE)
         if found != kind:
             raise ProtocolError(f"the broker answered a heartbeat with a frame of kind {found}")
+        return body[:meta_size]
 
 
 def _receive(connection: socket.socket, size: int) -> bytes:

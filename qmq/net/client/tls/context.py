@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 
 from qmq.errors import InvalidOption
 from qmq.net.client.address import Address, TlsFiles
+from qmq.net.client.dial import Routes, dial, look_up
 from qmq.net.client.tls.failures import connect_error, is_of_name
 
 log = logging.getLogger("qmq.client")
@@ -54,7 +55,7 @@ def wrap(sock: socket.socket, address: Address) -> socket.socket:
     """Return *sock*, which is connected to *address*, as a socket by TLS; close it if that fails. Raises QmqError."""
     assert address.tls is not None
     try:
-        return context_of(address.tls).wrap_socket(sock, server_hostname=address.host)
+        return context_of(address.tls).wrap_socket(sock, server_hostname=address.tls_name)
     except BaseException as error:
         sock.close()
         if isinstance(error, OSError) and not isinstance(error, TimeoutError):
@@ -71,7 +72,7 @@ def names_after(error: OSError, address: Address) -> list[str]:
     context = _make(address.tls)
     context.check_hostname = False  # the CA is checked, and nothing is sent
     try:
-        with socket.create_connection((address.host, address.port), _NAMES_S) as sock, context.wrap_socket(sock) as tls:
+        with dial(Routes().of(look_up(address)), _NAMES_S) as sock, context.wrap_socket(sock) as tls:
             found = tls.getpeercert() or {}
     except OSError:
         return []
