@@ -46,8 +46,13 @@ def parse_address(text: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def _listen_address(value: str) -> str:
-    parse_address(value)
+def parse_addresses(text: str) -> list[tuple[str, int]]:
+    """Return host and port of each ``HOST:PORT`` in *text*, which commas separate. Raises ValueError."""
+    return [parse_address(part.strip()) for part in text.split(",")]
+
+
+def _listen_addresses(value: str) -> str:
+    parse_addresses(value)
     return value
 
 
@@ -122,8 +127,10 @@ class Settings(BaseModel):
     data_dir: Annotated[Path, BeforeValidator(_path)] = Field(
         Path("qmq-data"), description="Directory of all data; created if it does not exist."
     )
-    listen: Annotated[str, AfterValidator(_listen_address)] = Field(
-        "127.0.0.1:20881", description="HOST:PORT to serve on; with port 0 a free port is chosen."
+    listen: Annotated[str, AfterValidator(_listen_addresses)] = Field(
+        "127.0.0.1:20881",
+        description="HOST:PORT to serve on, or several; with port 0 a free port is chosen. The host [::] stands for all"
+        " addresses, of IPv6 and of IPv4.",
     )
     advertise: Annotated[str, AfterValidator(_reachable_address)] | None = Field(
         None, description="HOST:PORT at which clients reach this broker, if it differs from listen."
@@ -501,7 +508,7 @@ def _allowed(key: str, field: FieldInfo) -> str:
     texts = {
         "data_dir": "the path of a directory",
         "partition_dirs": "the paths of directories, separated by commas",
-        "listen": "HOST:PORT, such as 127.0.0.1:20881 or [::1]:20881",
+        "listen": "HOST:PORT, such as 127.0.0.1:20881 or [::1]:20881, or several of them separated by commas",
         "advertise": "HOST:PORT with a port that is not 0",
         "tls_cert": "the path of a PEM file, and tls_key with it",
         "tls_key": "the path of a PEM file, and tls_cert with it",

@@ -8,7 +8,7 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from qmq.errors import InvalidOption
-from qmq.settings import MIB, Bytes, Settings, describe, load, parse_address, show_bytes
+from qmq.settings import MIB, Bytes, Settings, describe, load, parse_address, parse_addresses, show_bytes
 
 
 def toml(directory: Path, text: str) -> Path:
@@ -75,6 +75,7 @@ def test_lists_of_directories(tmp_path: Path) -> None:
         ("listen=::1:20881", "[::1]:20881"),
         ("listen=127.0.0.1:65536", "HOST:PORT"),
         ("listen=127.0.0.1:²", "HOST:PORT"),
+        ("listen=127.0.0.1:1,", "several of them separated by commas"),
         ("advertise=broker.example:0", "not 0"),
         ("log_level=loud", "debug, info, warning or error"),
         # each fine by itself, not together with the default of another
@@ -162,6 +163,10 @@ def test_every_setting_is_described_with_its_unit_and_bounds() -> None:
 )
 def test_addresses(text: str, address: tuple[str, int]) -> None:
     assert parse_address(text) == address
+
+
+def test_several_addresses() -> None:
+    assert parse_addresses("[::1]:1, 127.0.0.1:2") == [("::1", 1), ("127.0.0.1", 2)]
 
 
 @pytest.mark.parametrize("count", [1, 1023, 1024, 1536, 65536, MIB, 3 * MIB + 1024, 1 << 30])

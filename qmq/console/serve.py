@@ -68,6 +68,12 @@ def check_listen(listen: str, servers: str, *, is_secure: bool) -> tuple[str, in
     return host, int(port)
 
 
+def listening_socket(host: str, port: int) -> socket.socket:
+    """Return a socket that listens there; with the host ``::`` for IPv4 too. Raises OSError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=512, dualstack_ipv6=host == "::")
+
+
 async def serve(
     servers: str,
     listen: str,
@@ -105,8 +111,7 @@ async def serve(
     server = ConsoleServer(config, app)
     loop = asyncio.get_running_loop()
     try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listening = socket.create_server((host, port), family=family, backlog=512)
+        listening = listening_socket(host, port)
     except OSError as error:
         raise StorageFailed(f"the console cannot listen on {listen}: {error.strerror or error}") from error
     with listening:

@@ -39,13 +39,13 @@ from qmq.daemon.startup import check_clock, log_start, open_broker
 from qmq.daemon.stats import StatsAnswers
 from qmq.daemon.systemd import ServiceManager
 from qmq.daemon.threads import CallThread
-from qmq.daemon.token_file import TokenFile, read_at_start
+from qmq.daemon.token_file import TokenFile, is_loopback, read_at_start
 from qmq.errors import QmqError, StorageError, StorageFailed
 from qmq.format.layout import DELAY_PARTITION
 from qmq.net.server import Server, ServerOptions, clock
-from qmq.net.server.accept import bind, cannot_listen
+from qmq.net.server.accept import bind_all, cannot_listen
 from qmq.net.server.certificates import LOOK_S, ServerCertificates
-from qmq.settings import Settings, parse_address, settings_text
+from qmq.settings import Settings, parse_address, parse_addresses, settings_text
 from qmq.storage.disk.disk import Disk
 from qmq.storage.store import PartitionDamage, Store, StoreOptions
 
@@ -82,7 +82,8 @@ class RunningBroker:
         self._certificates: ServerCertificates | None = None
         if settings.tls_cert is not None and settings.tls_key is not None:
             self._certificates = ServerCertificates(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
-        self._sockets, self.address = bind(*parse_address(settings.listen))
+        self._sockets, self.addresses = bind_all(parse_addresses(settings.listen))
+        self.address = self.addresses[0]
         with ExitStack() as undo:
             undo.callback(self._close_sockets)
             self._tokens_read = read_at_start(settings, [sock.getsockname()[0] for sock in self._sockets])
@@ -103,8 +104,15 @@ class RunningBroker:
 
     @property
     def url(self) -> str:
-        """The URL at which clients reach the broker."""
-        host, port = self.address
+        """The URL at which clients reach the broker; of several the first."""
+        return self._url_of(*self.address)
+
+    @property
+    def shown_urls(self) -> str:
+        """The URLs for people."""
+        return " and ".join(self._url_of(*address) for address in self.addresses)
+
+    def _url_of(self, host: str, port: int) -> str:
         scheme = "qmq" if self._certificates is None else "qmqs"
         return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
@@ -182,7 +190,7 @@ class RunningBroker:
     def log_start(self) -> None:
         """Log the version and the settings that differ from the defaults."""
         is_open = not self.server.has_tokens
-        log_start(self.settings, self.url, [sock.getsockname()[0] for sock in self._sockets] if is_open else [])
+        log_start(self.settings, self.shown_urls, [sock.getsockname()[0] for sock in self._sockets] if is_open else [])
 
     def _begin_scrub(self) -> None:
         if self.settings.scrub_bytes_per_s:
@@ -292,10 +300,15 @@ class RunningBroker:
             case StatsWanted():
                 self._stats.answer(wanted)
 
+    def _open_host(self) -> str:
+        """Return an address that other machines reach, if the broker listens on one; else any."""
+        hosts = [str(sock.getsockname()[0]) for sock in self._sockets]
+        return next((host for host in hosts if not is_loopback(host)), hosts[0])
+
     def _facts(self, disks: tuple[DiskSpace, ...]) -> BrokerFacts:
         checkpointer = self._checkpointer
         return BrokerFacts(
-            self.settings, self.address[0], self.server.has_tokens, disks, self.counters,
+            self.settings, self._open_host(), self.server.has_tokens, disks, self.counters,
             tuple(sorted(self._broken)), checkpointer.age_us(), checkpointer.error,
             tuple(self.broker.retention_holders()), self.broker.untaken.found,
             self._certificates.problem(self._clock().wall_us / 1e6) if self._certificates is not None else None,
@@ -530,7 +543,7 @@ async def _serve(
     gc.freeze()
     running.log_start()
     ready(running)
-    serving = f"serving on {running.url}"
+    serving = f"serving on {running.shown_urls}"
     manager.ready(serving)
     _keep_watchdog(loop, manager)
     while not stop.is_set():

@@ -63,7 +63,7 @@ def read_at_start(settings: Settings, hosts: Iterable[str]) -> ReadTokens:
         raise InvalidOption(
             f"tokens_file {path} does not exist; make it with `qmq tokens create NAME --admin --tokens-file {path}`"
         )
-    open_hosts = [host for host in hosts if not _is_loopback(host)]
+    open_hosts = [host for host in hosts if not is_loopback(host)]
     if open_hosts and not settings.insecure:
         raise InvalidOption(
             f"listen = {settings.listen} lets in whoever reaches this machine, and there are no tokens in {path}; make "
@@ -73,7 +73,8 @@ def read_at_start(settings: Settings, hosts: Iterable[str]) -> ReadTokens:
     return found
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Return whether an IP address is reached from its own machine only."""
     return ipaddress.ip_address(host.partition("%")[0]).is_loopback
 
 

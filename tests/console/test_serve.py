@@ -6,6 +6,7 @@ import asyncio
 import http.client
 import json
 import signal
+import socket
 import ssl
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import pytest
 
 from qmq import connect
 from qmq.console.security import HEADERS, is_loopback
-from qmq.console.serve import check_listen
+from qmq.console.serve import check_listen, listening_socket
 from qmq.errors import InvalidOption, UsageError
 from tests.broker_process import BrokerProcess, running_broker
 from tests.certificates import TlsFilesOfTests, client_context, over_tls
@@ -46,6 +47,13 @@ def test_off_loopback_without_tls_it_says_so(monkeypatch: pytest.MonkeyPatch, ca
     monkeypatch.setenv("QMQ_TOKEN", "console:secret")
     check_listen("0.0.0.0:20880", SERVER, is_secure=False)
     assert "or put a proxy before it that takes TLS" in caplog.text
+
+
+def test_the_host_of_all_addresses_is_that_of_both_families() -> None:
+    with listening_socket("::", 0) as listening:
+        port = listening.getsockname()[1]
+        for host in ("::1", "127.0.0.1"):
+            socket.create_connection((host, port)).close()
 
 
 @pytest.mark.parametrize(

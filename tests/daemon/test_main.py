@@ -697,6 +697,18 @@ async def test_a_port_in_use_is_refused_before_a_directory_is_made(tmp_path: Pat
 
 
 @on_uvloop
+@pytest.mark.parametrize(
+    ("listen", "hosts"), [("[::]:0", ["[::1]", "127.0.0.1"]), ("127.0.0.2:0, 127.0.0.1:0", ["127.0.0.2", "127.0.0.1"])]
+)
+async def test_it_serves_on_several_addresses(tmp_path: Path, listen: str, hosts: list[str]) -> None:
+    async with running(tmp_path / "data", listen=listen, insecure=True) as broker:
+        ports = [address[1] for address in broker.addresses]
+        for host, port in zip(hosts, ports * (len(hosts) // len(ports)), strict=True):
+            async with qmq.connect(broker.url.partition("://")[0] + f"://{host}:{port}") as client:
+                await client.send("a", b"1")
+        assert broker.shown_urls.count("://") == len(ports)
+
+
 async def test_the_first_broker_to_listen_wins_and_the_other_closes_clean(tmp_path: Path) -> None:
     """Two brokers may both bind a port before either listens: the system refuses the second one only then."""
     with socket.socket() as first:

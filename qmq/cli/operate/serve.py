@@ -25,7 +25,11 @@ if TYPE_CHECKING:
 @click.option("--config", metavar="FILE.toml", type=click.Path(path_type=Path), help="Read settings from a file.")
 @click.option("--set", "assignments", metavar="KEY=VALUE", multiple=True, help="Set one setting; may be repeated.")
 @click.option("--data-dir", metavar="DIR", help="The data directory.  [default: ./qmq-data]")
-@click.option("--listen", metavar="HOST:PORT", help="Port 0 takes a free one.  [default: 127.0.0.1:20881]")
+@click.option(
+    "--listen",
+    metavar="HOST:PORT,...",
+    help="Port 0 takes a free one; [::] is all addresses.  [default: 127.0.0.1:20881]",
+)
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="[default: info]")
 @click.option("--log-format", type=click.Choice(["text", "json"]), help="[default: text]")
 def serve(
@@ -76,7 +80,7 @@ def _serve(
 def _ready(broker: RunningBroker) -> None:
     if sys.stdout.isatty() and sys.stderr.isatty() and logging.getLogger("qmq.broker").isEnabledFor(logging.INFO):
         return  # its log has said so on the same terminal
-    echo_ready(f"ready on {broker.url}, data in {shown_directory(broker.settings.data_dir)}", "qmq.broker")
+    echo_ready(f"ready on {broker.shown_urls}, data in {shown_directory(broker.settings.data_dir)}", "qmq.broker")
 
 
 def shown_directory(path: Path) -> str:

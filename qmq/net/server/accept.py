@@ -10,8 +10,8 @@ import asyncio
 import errno
 import logging
 import socket
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Final
 
 from qmq.errors import QmqError
 
@@ -30,6 +30,8 @@ _SERVED_S: Final = 0.1
 _PAUSE_REFUSED_S: Final = 0.1
 #: Seconds between two log lines about refused connections.
 WARN_EVERY_S: Final = 1.0
+#: The address of a bound socket.
+_Bound = tuple[Any, ...]
 _ADVICE: Final = {
     errno.EADDRINUSE: "stop the process that listens there, or give another address to --listen",
     errno.EADDRNOTAVAIL: "give --listen an address that this machine has",
@@ -43,25 +45,49 @@ class CannotListen(QmqError):
     code = "cannot_listen"
 
 
-def bind(host: str, port: int) -> tuple[list[socket.socket], tuple[str, int]]:
-    """Return bound sockets for all addresses of *host*, and the host and port that they have. Raises CannotListen."""
-    sockets: list[socket.socket] = []
-    bound = port
+def bind_all(addresses: Sequence[tuple[str, int]]) -> tuple[list[socket.socket], list[tuple[str, int]]]:
+    """Return bound sockets for *addresses*, and the host and port of each. One address that two of them name has one
+    socket. Raises CannotListen.
+    """
+    sockets, bound = list[socket.socket](), list[tuple[str, int]]()
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        for family, kind, protocol, _, address in dict.fromkeys(found):
-            sock = socket.socket(family, kind, protocol)
-            sockets.append(sock)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:
-                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            sock.bind((address[0], bound, *address[2:]))
-            bound = sock.getsockname()[1]  # for port 0: all sockets get the port of the first one
+        for host, port in addresses:
+            has = {sock.getsockname() for sock in sockets}
+            more, address = bind(host, port, has)
+            sockets += more
+            bound.append(address)
+    except CannotListen:
+        for sock in sockets:
+            sock.close()
+        raise
+    return sockets, bound
+
+
+def bind(host: str, port: int, bound: Collection[_Bound] = ()) -> tuple[list[socket.socket], tuple[str, int]]:
+    """Return bound sockets for all addresses of *host* that are not *bound*, and the host and port that they have. The
+    host ``::`` has all addresses of both families, a socket for each. Raises CannotListen.
+    """
+    sockets, at = list[socket.socket](), host
+    chosen = port
+    try:
+        for at in (host, "0.0.0.0") if host == "::" else (host,):
+            found = socket.getaddrinfo(at, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+            for family, kind, protocol, _, address in dict.fromkeys(found):
+                full = (address[0], chosen, *address[2:])
+                if full in bound:
+                    continue
+                sock = socket.socket(family, kind, protocol)
+                sockets.append(sock)
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if family == socket.AF_INET6:
+                    sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                sock.bind(full)
+                chosen = sock.getsockname()[1]  # for port 0: all sockets get the port of the first one
     except OSError as error:
         for sock in sockets:
             sock.close()
-        raise cannot_listen(host, port, error) from error
-    return sockets, (host, bound)
+        raise cannot_listen(at, port, error) from error
+    return sockets, (host, chosen)
 
 
 def cannot_listen(host: str, port: int, error: OSError) -> CannotListen:
