@@ -39,3 +39,11 @@ def give(fd: int, directory: Path) -> None:
         with suppress(OSError):  # root of a container may lack the right, or the owner have no name there
             owner = os.stat(directory)
             os.fchown(fd, owner.st_uid, owner.st_gid)
+
+
+def give_name(name: str, directory: int) -> None:
+    """As root, give what has this name to the owner of the directory, an open descriptor: for what cannot be opened."""
+    if os.geteuid() == 0:
+        with suppress(OSError):
+            owner = os.fstat(directory)
+            os.chown(name, owner.st_uid, owner.st_gid, dir_fd=directory, follow_symlinks=False)

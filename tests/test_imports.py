@@ -27,6 +27,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "qmq.intervals": (),
     "qmq.logs": (),
     "qmq.ownership": (),
+    "qmq.ping_socket": ("qmq.ownership",),
     "qmq.format": ("qmq.errors", "qmq.format", "qmq.names"),
     "qmq.storage": ("qmq.errors", "qmq.format", "qmq.intervals", "qmq.names", "qmq.ownership", "qmq.storage"),
     "qmq.broker": (
@@ -55,6 +56,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "qmq.net.protocol",
         "qmq.ownership",
         "qmq.net.transfer",
+        "qmq.ping_socket",
     ),
     "qmq.net.transfer": (),
     "qmq.net.server": (
@@ -80,6 +82,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "qmq.format",
         "qmq.names",
         "qmq.net",
+        "qmq.ping_socket",
         "qmq.settings",
         "qmq.storage",
         "qmq.tokens",

@@ -20,8 +20,9 @@ import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from importlib import metadata
-from typing import Any, Final
+from typing import Any, Final, cast
 
+from qmq import ping_socket
 from qmq.broker.damage import LogRate
 from qmq.broker.groups.untaken import LOOK_US
 from qmq.broker.ports.commands import Checked, Fetched, Now, ReadDone, SyncBroken, Synced
@@ -43,7 +44,7 @@ from qmq.daemon.token_file import TokenFile, is_loopback, read_at_start
 from qmq.errors import QmqError, StorageError, StorageFailed
 from qmq.format.layout import DELAY_PARTITION
 from qmq.net.server import Server, ServerOptions, clock
-from qmq.net.server.accept import bind_all, cannot_listen
+from qmq.net.server.accept import Acceptor, bind_all, cannot_listen
 from qmq.net.server.certificates import LOOK_S, ServerCertificates
 from qmq.settings import Settings, parse_address, parse_addresses, settings_text
 from qmq.storage.disk.disk import Disk
@@ -101,6 +102,7 @@ class RunningBroker:
         self._name_timer: asyncio.TimerHandle | None = None
         self._certificate_timer: asyncio.TimerHandle | None = None
         self._settled = asyncio.Event()
+        self._ping_acceptor: Acceptor | None = None
 
     @property
     def url(self) -> str:
@@ -163,11 +165,23 @@ class RunningBroker:
         except OSError as error:
             await self.stop()
             raise cannot_listen(*self.address, error) from error
+        self._ping_acceptor = self._answer_pings()
         self.server.turn()  # starts the timers
         self._token_file.start()
         self._look_at_names()
         if self._certificates is not None:
             self._look_at_certificates(self._certificates)
+
+    def _answer_pings(self) -> Acceptor | None:
+        """Answer at the socket of the data directory, if the file system has sockets."""
+        directory = self.settings.data_dir
+        try:
+            sock = ping_socket.bind(directory)
+        except OSError as error:
+            log.warning("probes with --data-dir %s get no answer: %s", directory, error.strerror or error)
+            return None
+        said = ping_socket.answer(metadata.version("qmq"))
+        return Acceptor(asyncio.get_running_loop(), sock, lambda: _Pong(said), lambda: 0, lambda: False)
 
     def _look_at_certificates(self, certificates: ServerCertificates) -> None:
         """Take a renewed certificate, now and every LOOK_S seconds."""
@@ -220,6 +234,9 @@ class RunningBroker:
         Raises StorageError if the last checkpoint cannot be written: the next start then recovers as after a crash.
         """
         self._stopping = True
+        if self._ping_acceptor is not None:
+            self._ping_acceptor.close()
+            ping_socket.remove(self.settings.data_dir)
         for timer in (self._name_timer, self._certificate_timer):
             if timer is not None:
                 timer.cancel()
@@ -443,6 +460,18 @@ class RunningBroker:
                 self._catching_up.add(partition)
                 self._sync(SyncWanted(partition, part.message_log.end))
         return full
+
+
+class _Pong(asyncio.Protocol):
+    """A connection at the socket of the data directory: it gets one line, and the end."""
+
+    def __init__(self, said: bytes) -> None:
+        self._said = said
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        writing = cast(asyncio.WriteTransport, transport)  # uvloop's are no subclass of it
+        writing.write(self._said)
+        writing.close()
 
 
 def run(

@@ -117,7 +117,7 @@ class World:
     def killed(self) -> Awaitable[None]:
         """Have another broker on what a kill would leave of this one at this moment."""
         left, self._path = self._path, self._next_path()
-        shutil.copytree(left, self._path)
+        shutil.copytree(left, self._path, ignore=shutil.ignore_patterns("ping"))
         return self._replace(left)
 
     def stopped(self) -> Awaitable[None]:

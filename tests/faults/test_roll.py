@@ -26,7 +26,7 @@ class Copies:
     def _copy(self, operation: Operation) -> None:
         if self.target is not None:
             self.copies.append(self.target / str(len(self.copies)))
-            shutil.copytree(self.source, self.copies[-1])
+            shutil.copytree(self.source, self.copies[-1], ignore=shutil.ignore_patterns("ping"))
 
 
 @pytest.mark.parametrize("together", [True, False])

@@ -52,6 +52,7 @@ _SYSTEMD: Final = ("tests/daemon/test_systemd.py",)
 _LOGS: Final = ("tests/test_logs.py",)
 _OWNERS: Final = ("tests/test_ownership.py",)  # as root
 _SIGNALS: Final = ("tests/cli/common/test_signals.py",)
+_PING: Final = ("tests/cli/manage/test_ping.py",)
 _UNTAKEN: Final = ("tests/broker/groups/test_untaken.py",)
 
 OF_OPERATION: Final = (
@@ -132,6 +133,18 @@ OF_OPERATION: Final = (
         "end_first_process",
         skip("signal.signal(signal.SIGTERM, _end)"),
         _SIGNALS,
+    ),
+    Mutant(
+        "let nobody but the user of the broker ask at its socket",
+        "ping_socket:bind",
+        skip("os.fchmod(sock.fileno(), 0o600)"),
+        _PING,
+    ),
+    Mutant(
+        "take the place of a socket that a killed broker has left",
+        "ping_socket:bind",
+        skip("remove(directory)"),
+        _PING,
     ),
     Mutant(
         "report a name that nobody takes once",

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from qmq.settings import load
 from tests.broker_process import broker_process
+from tests.certificates import Authority
 
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "ops" / "Containerfile"
@@ -82,16 +83,16 @@ def test_it_has_what_the_console_needs_and_runs_it_where_it_says() -> None:
 
 
 def test_its_healthcheck_tells_whether_a_broker_is_there(tmp_path: Path) -> None:
-    (check,) = re.findall(r"CMD (\[.*\])", instructions("HEALTHCHECK")[0])
-    command = json.loads(check)
-    with broker_process(tmp_path / "data") as broker:
-        command = [broker.url if word == "qmq://127.0.0.1:20881" else word for word in command]
-        assert broker.url in command
-        assert ended(command) == 0
-    assert ended(command) == 1
+    check = json.loads(instructions("HEALTHCHECK")[0].partition("CMD ")[2])
+    authority = Authority(tmp_path / "tls")
+    server = authority.issue()
+    tls = {"tls_cert": server.cert, "tls_key": server.key, "tls_client_ca": authority.ca}
+    with broker_process(tmp_path / "data", **tls) as broker:
+        assert ended(check, broker.path) == 0
+    assert ended(check, broker.path) == 1
 
 
-def ended(command: list[str]) -> int:
-    """The exit code of a command of QMQ."""
-    program, *arguments = command
-    return subprocess.run([BIN / program, *arguments], capture_output=True, timeout=60, check=False).returncode
+def ended(command: list[str], data_dir: Path) -> int:
+    """The exit code of a command in the container of a broker that has this data directory."""
+    variables = {**environment(), "QMQ_DATA_DIR": str(data_dir), "PATH": f"{BIN}:{os.environ['PATH']}"}
+    return subprocess.run(command, env=variables, capture_output=True, timeout=60, check=False).returncode

@@ -13,6 +13,7 @@ import yaml
 
 from qmq.settings import Settings
 from tests.broker_process import broker_process
+from tests.certificates import Authority
 
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "ops" / "kubernetes.yaml"
@@ -66,9 +67,13 @@ def test_a_stop_has_time_and_the_container_few_rights() -> None:
 def test_its_probes_tell_whether_a_broker_is_there(probe: str, tmp_path: Path) -> None:
     program, *arguments = BROKER[probe]["exec"]["command"]
     assert program == "qmq"
-    with broker_process(tmp_path / "data") as broker:
-        probed = [BIN / "qmq", *(broker.url if word == "qmq://127.0.0.1:20881" else word for word in arguments)]
-        assert broker.url in probed
+    authority = Authority(tmp_path / "tls")
+    server = authority.issue()
+    tls = {"tls_cert": server.cert, "tls_key": server.key, "tls_client_ca": authority.ca}
+    directory = tomllib.loads(OBJECTS["ConfigMap"]["data"]["qmq.toml"])["data_dir"]
+    with broker_process(tmp_path / "data", **tls) as broker:
+        probed = [BIN / "qmq", *(broker.path if word == directory else word for word in arguments)]
+        assert broker.path in probed
         assert subprocess.run(probed, capture_output=True, timeout=60, check=False).returncode == 0
     assert subprocess.run(probed, capture_output=True, timeout=60, check=False).returncode == 1
 

@@ -11,10 +11,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from importlib import metadata
+from pathlib import Path
 from types import TracebackType
 from typing import Final, NamedTuple, Self
 
-from qmq.errors import ConnectionLost, ProtocolError
+from qmq import ping_socket
+from qmq.errors import ConnectionLost, ProtocolError, StorageFailed
 from qmq.net.client.address import Address
 from qmq.net.client.dial import Routes, SocketAddress, dial, look_up, route_to
 from qmq.net.protocol import frames
@@ -184,6 +186,25 @@ class Pong(NamedTuple):
 
     version: str
     round_trip: float
+
+
+def ping_directory(directory: Path, timeout: float) -> Pong:
+    """Ask the broker that serves a data directory on this machine, at the directory's socket. Raises ConnectionLost if
+    none answers within *timeout* seconds, and StorageFailed if this user may not ask.
+    """
+    asked = time.perf_counter()
+    try:
+        version = ping_socket.ask(directory, timeout)
+    except (TimeoutError, BlockingIOError):
+        raise ConnectionLost(f"{directory}: the broker did not answer within {timeout:g} s") from None
+    except PermissionError as error:
+        raise StorageFailed(f"{directory}: {error.strerror}; ask as the user of the broker, or as root") from error
+    except (FileNotFoundError, ConnectionError) as error:
+        why = "no broker serves this directory, or it still reads its files"
+        raise ConnectionLost(f"{directory}: {why if directory.is_dir() else error.strerror}") from None
+    except (OSError, ValueError, KeyError) as error:
+        raise ConnectionLost(f"{directory}: {getattr(error, 'strerror', None) or 'this is no broker'}") from error
+    return Pong(version, time.perf_counter() - asked)
 
 
 def ping(address: Address, timeout: float) -> Pong:

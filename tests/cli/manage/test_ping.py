@@ -6,17 +6,22 @@ import json
 import re
 import signal
 import socket
+import stat
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from qmq.cli.manage import ping
+from qmq.net.protocol import frames
+from qmq.net.protocol.frames import FrameKind
 from qmq.tokens import TokenEntry, change_tokens
 from tests.broker_process import BrokerProcess, broker_process
 from tests.certificates import Authority
 from tests.cli.commands import qmq, qmq_process
+from tests.net.frames import frame
 
 
 @pytest.fixture(scope="module")
@@ -165,3 +170,91 @@ def test_each_command_says_what_is_wrong_with_tls_and_not_that_no_broker_runs(
     assert done.exit_code == 1
     assert says.format(directory=tmp_path) in told
     assert "qmq serve" not in told
+
+
+# --- at the socket of the data directory ------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def closed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    """A broker that takes nobody without a client certificate and a token."""
+    directory = tmp_path_factory.mktemp("closed")
+    authority = Authority(directory / "tls")
+    server = authority.issue()
+    change_tokens(directory / "data" / "tokens.toml", lambda _: {"ops": TokenEntry(admin=True)})
+    settings = {"tls_cert": server.cert, "tls_key": server.key, "tls_client_ca": authority.ca}
+    with broker_process(directory / "data", **settings) as broker:
+        yield broker
+
+
+def test_a_probe_at_the_data_directory_needs_neither_token_nor_certificate(closed: BrokerProcess) -> None:
+    assert qmq("ping", server=closed.url).exit_code == 1
+    done = qmq("ping", "--data-dir", str(closed.path), server="qmqs://elsewhere.example")
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert re.fullmatch(rf"{closed.path}: qmq 0\.\d+\.\d+, \d+\.\d\d ms\n", done.stdout)
+    row = json.loads(qmq("ping", "--json", "--data-dir", str(closed.path)).stdout)
+    assert row == {**row, "broker": str(closed.path), "reached": True, "asks_for_token": False}
+    assert row["version"].startswith("0.")
+
+
+def test_the_socket_gives_one_line_and_no_rights(closed: BrokerProcess) -> None:
+    path = closed.path / "ping"
+    state = path.lstat()
+    assert (stat.S_ISSOCK(state.st_mode), stat.S_IMODE(state.st_mode)) == (True, 0o600)
+    hello = frame(FrameKind.HELLO, 1, meta={"protocol": frames.PROTOCOL_VERSION, "client": "stranger"})
+    with socket.socket(socket.AF_UNIX) as stranger:
+        stranger.settimeout(20)
+        stranger.connect(str(path))
+        with suppress(BrokenPipeError):
+            stranger.sendall(hello + frame(FrameKind.SUBJECTS, 2))
+        received = b""
+        with suppress(ConnectionResetError):
+            while part := stranger.recv(4_096):
+                received += part
+    assert json.loads(received or "{}").keys() <= {"version"}
+
+
+@pytest.mark.parametrize("name", ["data", "a-long-name" * 20])
+def test_the_socket_comes_and_goes_with_its_broker(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    assert len(str(tmp_path / ("a-long-name" * 20))) > 108  # more than the path of a socket may have
+    with broker_process(path) as broker:
+        assert qmq("ping", "--data-dir", str(path)).exit_code == 0
+        broker.kill()
+        done = qmq("ping", "--data-dir", str(path))
+        assert (done.exit_code, done.stdout) == (1, "")
+        assert done.stderr.startswith(f"qmq: {path}: no broker serves this directory, or it still reads its files")
+        assert stat.S_ISSOCK((path / "ping").lstat().st_mode)
+        assert qmq("verify", str(path)).exit_code == 0
+        with qmq_process("ping", "--wait", "60", "--data-dir", str(path)) as waiting:
+            broker.start()
+            assert waiting.wait(60) == 0
+        broker.stop()
+    assert not (path / "ping").exists()
+    assert qmq("ping", "--data-dir", str(path)).exit_code == 1
+    assert qmq("ping", "--data-dir", str(path / "nothing")).exit_code == 1
+
+
+def test_a_broker_whose_loop_hangs_fails_a_probe_at_its_directory(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(ping, "_TRY", 0.2)
+    with broker_process(tmp_path) as frozen:
+        frozen.send_signal(signal.SIGSTOP)
+        done = qmq("ping", "--data-dir", str(tmp_path))
+        frozen.send_signal(signal.SIGCONT)
+    assert done.exit_code == 1
+    assert "the broker did not answer within 0.2 s" in done.stderr
+
+
+def test_a_broker_serves_also_where_no_socket_can_be(tmp_path: Path) -> None:
+    (tmp_path / "ping").write_bytes(b"of somebody else")
+    with broker_process(tmp_path) as broker:
+        assert f"probes with --data-dir {tmp_path} get no answer: Address already in use" in broker.log()
+        assert qmq("ping", server=broker.url).exit_code == 0
+        assert qmq("ping", "--data-dir", str(tmp_path)).exit_code == 1
+    assert (tmp_path / "ping").read_bytes() == b"of somebody else"
+
+
+def test_an_address_and_a_directory_are_too_much(tmp_path: Path) -> None:
+    assert qmq("ping", "--data-dir", str(tmp_path), "--server", "qmq://127.0.0.1:1").exit_code == 2
