@@ -174,7 +174,7 @@ class SequenceForgotten(QmqError):
 
 
 class TooManyProducers(QmqError):
-    """The broker remembers ``max_producers`` producers already."""
+    """The broker remembers ``max_producers`` producers already, and all of them are connected."""
 
     retryable = True
     code = "too_many_producers"
@@ -187,7 +187,7 @@ class ProducerInUse(QmqError):
 
 
 class TooManySubjects(QmqError):
-    """The broker has ``max_subjects`` subjects already."""
+    """The broker has ``max_subjects`` subjects with messages already, or a token has its share of them."""
 
     code = "too_many_subjects"
 

@@ -302,14 +302,15 @@ class Settings(BaseModel):
 
     # the whole broker
     max_subjects: Count = Field(
-        1_000_000, ge=1, le=16_000_000, description="Most subjects; each priority and slot in use counts."
+        1_000_000, ge=1, le=16_000_000, description="Most subjects with messages; up to four times as many are known."
     )
     max_groups: Count = Field(10_000, ge=1, le=1_000_000, description="Most groups.")
     max_producers: Count = Field(
         100_000,
         ge=1,
         le=10_000_000,
-        description="Most producers that are remembered, so that repeated sends are recognized.",
+        description="Most producers that are remembered, so that repeated sends are recognized; beyond it the one that "
+        "is idle for longest without a connection is forgotten.",
     )
     producer_window: Count = Field(
         64,

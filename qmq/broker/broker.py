@@ -7,8 +7,8 @@ does what is due by time, and returns when to call it next. CommandDispatch says
 from __future__ import annotations
 
 import heapq
-from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any, Final, NamedTuple
 
 import msgpack
@@ -76,7 +76,6 @@ from qmq.broker.ports.effects import (
     Refused,
     StatsWanted,
     SubjectList,
-    SubjectRow,
     SyncWanted,
     Unsubscribed,
     asker_of,
@@ -92,21 +91,16 @@ from qmq.broker.short_way import ShortWay
 from qmq.broker.startup.checkpoint import rejecting_bad_state
 from qmq.broker.startup.replay import GroupReplay
 from qmq.broker.stats import MOST_GROUPS, BrokerStatistics
+from qmq.broker.subject_list import SubjectLists
 from qmq.broker.transfer.handover import Handovers
 from qmq.broker.transfer.restore import Restores
+from qmq.broker.work_queue import WorkQueue
 from qmq.errors import BrokerStopping, InvalidOption, QmqError
 from qmq.format.copies.due import DUE_PRODUCER
 from qmq.format.copies.for_group import COPY_PRODUCER
-from qmq.format.lanes import kind_of
-from qmq.format.layout import DELAY_PARTITION, LANE_HIGH, LANE_LOW, LANE_ORDERED
-from qmq.format.private import is_private
-from qmq.names import check_prefix
+from qmq.format.layout import DELAY_PARTITION
 from qmq.storage.store import NotInMemory, PartitionDamage, Store
 
-#: Rows of one list of subjects.
-_MAX_LIST: Final = 10_000
-#: Subjects whose names are compared for one answer, since a prefix may take none of a million.
-_MOST_LOOKED_AT: Final = 20_000
 #: Commands that are not refused, as no client waits for their answer.
 _WITHOUT_ANSWER: Final = (Synced, SyncBroken, ReadDone, Checked, Fetched, InfoFound, Connected, Disconnected, Withdraw)
 #: Commands that need no right.
@@ -138,6 +132,8 @@ class BrokerParts(NamedTuple):
     traces: Traces
     rights: dict[int, Rights]
     statistics: BrokerStatistics
+    subject_lists: SubjectLists
+    work_queue: WorkQueue
 
 
 class CommandDispatch:
@@ -168,7 +164,7 @@ class CommandDispatch:
             Administer: self._administer,
             LastSequence: self._last_sequence,
             Claim: self._claim,
-            ListSubjects: lambda command, now: add(self._list_subjects(command)),
+            ListSubjects: self._list_subjects,
             Report: lambda command, now: reports.report(command),
             Checked: lambda command, now: reports.checked(command),
             ListSegments: lambda command, now: log_reads.list_segments(command),
@@ -243,7 +239,7 @@ class CommandDispatch:
         self._effects.append(Claimed(command.connection, command.request))
 
     def _connected(self, command: Connected, now: Now) -> None:
-        self._parts.intake.connected(command.connection, command.source)
+        self._parts.intake.connected(command, now)
         self._parts.delivery.tracker.connected(command.connection, command.program)
         if command.rights is not None:
             self._rights[command.connection] = command.rights
@@ -253,6 +249,7 @@ class CommandDispatch:
         self._rights.pop(connection, None)
         if command.for_good:
             parts.delivery.unsubscribe_all(connection)
+        parts.work_queue.disconnected(connection)
         parts.log_reads.disconnected(connection)
         parts.finds.disconnected(connection)
         parts.traces.disconnected(connection)
@@ -265,40 +262,12 @@ class CommandDispatch:
         parts.resends.disconnected(connection)
         self._claims.disconnected(connection)
 
-    def _list_subjects(self, command: ListSubjects) -> SubjectList:
-        prefix, store = check_prefix(command.prefix), self._parts.store
-        end = min(store.subjects.count, command.after + _MOST_LOOKED_AT)
-        if prefix == "" or prefix.endswith("."):
-            numbers = store.subjects.under(prefix, command.after, end)
-        else:
-            end = store.subjects.count
-            numbers = [number for number in store.subjects.numbers_of(prefix)[:1] if number >= command.after]
-        rows: list[SubjectRow] = []
-        most = max(1, min(command.limit, _MAX_LIST))
-        rights = self._rights.get(command.connection)
-        for number in numbers:
-            if len(rows) == most:
-                end = number
-                break
-            name, lanes = store.subjects.name(number), store.subjects.same_name(number)
-            if number == lanes[0] and not is_private(name) and (rights is None or rights.may_see(name)):
-                rows.append(self._subject_row(name, lanes))
-        after = end if end < store.subjects.count else None
-        return SubjectList(command.connection, command.request, rows, after)
-
-    def _subject_row(self, name: str, lanes: list[int]) -> SubjectRow:
-        """Return the row of a subject in a list: the sequences of its normal lane (without one, of its first lane), and
-        the messages of all its lanes, and of each kind of lanes.
-        """
-        subjects = self._parts.store.subjects
-        firsts, ends = subjects.firsts[lanes].tolist(), subjects.ends[lanes].tolist()
-        counts = Counter[int]()
-        for number, first, end in zip(lanes, firsts, ends, strict=True):
-            counts[kind_of(subjects.lane(number))] += subjects.message_count(number, first, end)
-        shown = lanes.index(normal) if (normal := subjects.number(name)) in lanes else 0
-        delayed = self._parts.delaying.counts[name]
-        kinds = counts[LANE_HIGH], counts[LANE_LOW], counts[LANE_ORDERED]
-        return name, firsts[shown], ends[shown], counts.total(), delayed, *kinds
+    def _list_subjects(self, command: ListSubjects, now: Now) -> None:
+        connection, request, prefix, after, limit = command
+        work = self._parts.subject_lists.page(prefix, after, limit, self._rights.get(connection))
+        self._parts.work_queue.begin(
+            command, work, lambda page: self._effects.append(SubjectList(connection, request, *page))
+        )
 
     # --- administration, and commands that wait for reads ------------------------------------------------------------
 
@@ -322,26 +291,48 @@ class CommandDispatch:
         elif action in LETTERS:
             parts.redriving.begin(command, *parts.admin.dead_of(fields), now)
         else:
-            try:
-                answer = Administered(connection, request, parts.admin.do(action, fields, now, rights))
-            except NotInMemory as missing:
-                wanted = deferred or DeferredCommand(command)
-                if parts.delivery.begin_read(missing, wanted):
-                    return
-                with blocking_reads(parts.store):
-                    answer = Administered(connection, request, parts.admin.do(action, fields, now, rights))
+            self._do(command, now, rights, deferred or DeferredCommand(command))
+
+    def _do(self, command: Administer, now: Now, rights: Rights | None, deferred: DeferredCommand) -> None:
+        """Carry out an action on groups, which may take several turns, and a read first."""
+        connection, request, action, fields = command
+        parts = self._parts
+
+        def done(fields: dict[str, Any]) -> None:
+            answer = Administered(connection, request, fields)
             if action in LOOKS:
                 self._effects.append(answer)
             else:
                 parts.delivery.durable.answer(answer)
 
+        def missing(missing: NotInMemory) -> None:
+            if not parts.delivery.begin_read(missing, deferred):
+                begin(reads_at_once=True)
+
+        def begin(*, reads_at_once: bool) -> None:
+            with blocking_reads(parts.store) if reads_at_once else nullcontext():
+                result = parts.admin.do(action, fields, now, rights)
+            if isinstance(result, dict):
+                done(result)
+            else:
+                parts.work_queue.begin(
+                    command, result, done, None if reads_at_once else missing, is_change=action not in LOOKS
+                )
+
+        try:
+            begin(reads_at_once=False)
+        except NotInMemory as error:
+            missing(error)
+
     def _stats(self, command: Administer, now: Now) -> None:
         after, limit = command.fields.get("after", ""), command.fields.get("limit", MOST_GROUPS)
         if type(after) is not str or type(limit) is not int:
             raise InvalidOption("stats takes the name of a group in after, and a whole number in limit")
-        answer = self._parts.statistics.answer(after, limit, now)
         kind = Administered if after else StatsWanted
-        self._effects.append(kind(command.connection, command.request, answer))
+        self._parts.work_queue.begin(
+            command, self._parts.statistics.answer(after, limit, now),
+            lambda answer: self._effects.append(kind(command.connection, command.request, answer)),
+        )  # fmt: skip
 
     def _resume(self, deferred: DeferredCommand | None, failed: QmqError | None, now: Now) -> None:
         """Carry out a command whose read is done, or refuse it where the read has *failed*."""
@@ -422,13 +413,14 @@ class Broker:
             store, subscriptions.groups, self._delivery.tracker.ended, order, self._delaying.counts,
             self._state_in_short,
         )  # fmt: skip
+        self._work_queue = WorkQueue(store, self._effects)
         self._segment_roll = SegmentRoll(store, self._effects, self._intake.turn)
         self._dispatch = CommandDispatch(
             BrokerParts(
                 store, self._effects, self._intake, self._delivery, self._delaying, self._records, self._hand_overs,
                 self._restores, self._reports, self._log_reads, self._admin, self._redriving, self._resends,
                 self._retention, self._segment_roll, self._damages, self._finds, self._traces, self._rights,
-                self._statistics,
+                self._statistics, SubjectLists(store, self._delaying.counts), self._work_queue,
             )
         )  # fmt: skip
         #: The short way for single messages; None where the store has several partitions.
@@ -493,6 +485,7 @@ class Broker:
         self._delivery.tick(now.monotonic_us)
         self._broadcasts.tick(now)
         self._redriving.tick(now)
+        self._work_queue.tick()
         self._resends.tick(now)
         self._traces.tick(now)
         self._segment_roll.tick(now)
@@ -501,7 +494,7 @@ class Broker:
         self._records.turn(now.monotonic_us)
         self._delivery.durable.turn()
         is_unfinished = self._delivery.unfinished() or self._finds.is_unfinished
-        if is_unfinished or self._redriving or self._restores.is_looking:
+        if is_unfinished or self._redriving or self._work_queue or self._restores.is_looking:
             return now.monotonic_us
         deadlines = (
             self._intake.next_deadline_us(now.monotonic_us),
@@ -633,6 +626,11 @@ class Broker:
             "lost_messages": counters.lost_messages,
             "skipped_messages": counters.skipped_messages,
         }
+
+    @property
+    def producer_count(self) -> int:
+        """How many producers are remembered."""
+        return len(self._producers)
 
     def waiting_pulls(self) -> int:
         """Return how many pulls wait for messages."""

@@ -15,32 +15,41 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from qmq.broker.delay.items import by_prefix
 from qmq.broker.delivery.order.blocked import counts
 from qmq.broker.groups.counts import COUNT_NAMES, GroupCounts
 from qmq.broker.groups.group import Group, SubjectFilter, is_exact
 from qmq.broker.groups.group_state import Ledger
-from qmq.broker.groups.lag import followed, oldest_us
+from qmq.broker.groups.lag import oldest_us
+from qmq.broker.groups.lag import ready as count_ready
 from qmq.broker.groups.member import Member
 from qmq.broker.groups.message_ranges import RunPart, parts_of
 from qmq.broker.groups.name_order import NameOrder
 from qmq.broker.journal.record_types import MessageRange
 from qmq.broker.ports.commands import Now
+from qmq.broker.ports.work import NUMBERS_A_UNIT, PIECE, Work, whole
 from qmq.errors import BadBatch, StorageError
 from qmq.format.private import is_private
 from qmq.storage.store import NotInMemory, Store
 
-#: Groups of one answer, and the work for them, in subjects that are looked at: some 10 ms (but one group in any case).
+#: Groups of one answer, and the work for them (but one group in any case).
 MOST_GROUPS: Final = 1_000
-MOST_WORK: Final = 20_000
+MOST_WORK: Final = 100_000
 #: So many rows that have changed are made anew in a second, about a hundredth of the broker's time; where more change
 #: all the time, each is as old as that needs.
 MOST_MADE_A_SECOND: Final = 200
 #: A group is busy for so long after its row has changed.
 _BUSY_US: Final = 10_000_000
-#: A row that is made anew is as much work as so many subjects.
-_ROW_WORK: Final = 200
+#: The work of a row that is made anew, and of 50 that are not.
+_ROW_WORK: Final = 150
+_KEYS: Final = 50
+_KEYS_WORK: Final = 250
+#: New subjects whose families are found at once.
+_NEW: Final = 2_000
 #: Makes sums of where subjects begin and end differ when one goes up and another down as much.
 _FIRSTS: Final = 3
+#: Lanes of a subject that are summed one by one.
+_FEW_LANES: Final = 8
 #: First parts of names that are told apart; the subjects of further ones are summed under OTHERS.
 MOST_FAMILIES: Final = 100
 OTHERS: Final = "(others)"
@@ -76,40 +85,53 @@ class SubjectFamilies:
         self._names = [OTHERS]
         self._number_of: dict[str, int] = {OTHERS: 0}
         self._subjects: Counter[int] = Counter()  # by family; the lanes of one are one
+        self._seen = 0  # names that were looked at
         self._family: npt.NDArray[np.int16] = np.empty(0, np.int16)  # by subject number; -1: it is private to a group
+        self._known = 0
         self._began: npt.NDArray[np.int64] = np.empty(0, np.int64)  # by subject number: its end at the start
-        self._families(store.subjects.ends)
+        whole(self._find_families(store.subjects.ends))
 
-    def rows(self) -> list[tuple[str, int, int, int]]:
+    def rows(self) -> Work[list[tuple[str, int, int, int]]]:
         """Return (name, subjects, messages stored, messages received since the start) for each family."""
-        subjects, gaps = self._store.subjects, self._store.subjects.gaps
-        families = self._families()
-        ends, firsts = (column[: len(families)].astype(np.int64) for column in (subjects.ends, subjects.firsts))
-        held = self._sums(ends - firsts)
+        yield from self._find_families()
+        subjects, count = self._store.subjects, self._known
+        families = len(self._names) + 1  # the last one is that of private subjects
+        held, received = np.zeros(families, np.int64), np.zeros(families, np.int64)
+        gaps = subjects.gaps
         if len(gaps):
-            missing = gaps.ends.astype(np.int64) - np.maximum(gaps.starts.astype(np.int64), firsts[gaps.subjects])
-            np.subtract.at(held, families[gaps.subjects], np.maximum(missing, 0))
-        received = self._sums(ends - self._began)
+            firsts = subjects.firsts[gaps.subjects].astype(np.int64)
+            missing = np.maximum(gaps.ends.astype(np.int64) - np.maximum(gaps.starts.astype(np.int64), firsts), 0)
+            inside = gaps.subjects < count
+            np.subtract.at(held, self._family[gaps.subjects[inside]], missing[inside])
+            yield 1 + len(gaps) // NUMBERS_A_UNIT
+        for start in range(0, count, PIECE):
+            piece = slice(start, min(start + PIECE, count))
+            ends, family = subjects.ends[piece].astype(np.int64), self._family[piece]
+            np.add.at(held, family, ends - subjects.firsts[piece].astype(np.int64))
+            np.add.at(received, family, ends - self._began[piece])
+            yield 1 + len(family) // NUMBERS_A_UNIT
         numbers = [self._subjects[family] for family in range(len(self._names))]
         return list(zip(self._names, numbers, held.tolist(), received.tolist(), strict=False))
 
-    def _families(self, began: npt.NDArray[np.uint64] | None = None) -> npt.NDArray[np.int16]:
-        """Return the family of each subject, by number. New subjects begin at *began*, or where all new ones do."""
-        subjects, known = self._store.subjects, len(self._family)
-        if known < subjects.count:
-            new = [self._family_of(number) for number in range(known, subjects.count)]
-            for number, family in enumerate(new, known):
-                if family >= 0 and subjects.same_name(number)[0] == number:
-                    self._subjects[family] += 1
-            ends = np.full(len(new), subjects.sequence_base, np.int64) if began is None else began[: len(new)]
-            self._family = np.concatenate((self._family, np.array(new, np.int16)))
-            self._began = np.concatenate((self._began, ends.astype(np.int64)))
-        return self._family
+    def _find_families(self, began: npt.NDArray[np.uint64] | None = None) -> Work[None]:
+        """Find the families of new subjects. They begin at *began*, by number, or where all new ones do."""
+        subjects = self._store.subjects
+        while (start := self._known) < subjects.count:
+            end = min(start + _NEW, subjects.count)
+            if len(self._family) < end:
+                room = max(end, 2 * len(self._family))
+                self._family, self._began = _longer(self._family, room), _longer(self._began, room)
+            families = [self._family_of(name) for name in subjects.names_between(start, end)]
+            self._family[start:end] = families
+            self._began[start:end] = subjects.sequence_base if began is None else began[start:end]
+            for head in subjects.heads(start, end - start):
+                if head < end and families[head - start] >= 0:
+                    self._subjects[families[head - start]] += 1
+            self._known = end
+            yield end - start
 
-    def _family_of(self, number: int) -> int:
-        try:
-            name = self._store.subjects.name(number)
-        except StorageError:
+    def _family_of(self, name: str | None) -> int:
+        if name is None:
             return 0
         if is_private(name):
             return -1
@@ -122,11 +144,11 @@ class SubjectFamilies:
             self._names.append(first)
         return family
 
-    def _sums(self, column: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return the sums of a column of all subjects by family, and of the private ones at the end."""
-        sums = np.zeros(len(self._names) + 1, np.int64)
-        np.add.at(sums, self._family, column)
-        return sums
+
+def _longer(column: npt.NDArray[Any], room: int) -> npt.NDArray[Any]:
+    grown = np.zeros(room, column.dtype)
+    grown[: len(column)] = column
+    return grown
 
 
 class GroupStatistics:
@@ -144,7 +166,9 @@ class GroupStatistics:
         self._changed: dict[int, int] = {}  # by ledger: when its row was last found to have changed
         self._busy = 0  # groups whose rows have changed of late
 
-    def page(self, groups: Mapping[str, Group], after: str, most: int, now: Now) -> tuple[list[list[Any]], str | None]:
+    def page(
+        self, groups: Mapping[str, Group], after: str, most: int, now: Now
+    ) -> Work[tuple[list[list[Any]], str | None]]:  # fmt: skip
         """Return the rows of the groups behind the name *after*, in the order of names, and the name to go on from
         (None: there are no more).
 
@@ -158,27 +182,43 @@ class GroupStatistics:
         if len(self._names) != len(groups) or not after:
             self._names = sorted(groups)
         names, at = self._names, bisect_right(self._names, after)
-        delayed, sums = _by_prefix(self._delayed), _PrefixSums(self._store, self._order)
+        yield from self._order.caught_up()
+        delayed, sums = (yield from by_prefix(self._delayed)), _PrefixSums(self._store, self._order)
         rows, work = list[list[Any]](), 0
         for name in names[at : at + most]:
             group = groups.get(name)
             at += 1
             if group is None or group.ledger is None:
                 continue
-            key = self._key(group, group.ledger, delayed, sums)
-            known = self._known.get(group.ledger.number)
-            if known is None or known.key != key:
-                if known is not None:
-                    self._changed[group.ledger.number] = now.monotonic_us
-                if known is None or known.made_us <= made_by_us or self._busy <= MOST_MADE_A_SECOND:
-                    row, cost = self._row(group, group.ledger, delayed, now)
-                    known = _KnownRow(key if row[_EXACT] else (), row, now.monotonic_us)
-                    self._known[group.ledger.number] = known
-                    work += cost + _ROW_WORK
-            rows.append(known.row)
+            taken = self._known_row(group, group.ledger, delayed, sums, made_by_us, now)
+            while True:
+                try:
+                    piece = next(taken)
+                except StopIteration as done:
+                    rows.append(done.value)
+                    break
+                work += piece
+                yield piece
+            if len(rows) % _KEYS == 0:
+                yield _KEYS_WORK
             if work > MOST_WORK:
                 break
         return rows, names[at - 1] if at < len(names) else None
+
+    def _known_row(
+        self, group: Group, ledger: Ledger, delayed: Mapping[str, int], sums: _PrefixSums, made_by_us: int, now: Now
+    ) -> Work[list[Any]]:
+        """Return the row of a group, made anew where that is due."""
+        key = yield from self._key(group, ledger, delayed, sums)
+        known = self._known.get(ledger.number)
+        if known is None or known.key != key:
+            if known is not None:
+                self._changed[ledger.number] = now.monotonic_us
+            if known is None or known.made_us <= made_by_us or self._busy <= MOST_MADE_A_SECOND:
+                row = yield from self._row(group, ledger, delayed, now)
+                known = _KnownRow(key if row[_EXACT] else (), row, now.monotonic_us)
+                self._known[ledger.number] = known
+        return known.row
 
     def forget_all_but(self, ledgers: Iterable[int]) -> None:
         """Forget what is remembered of other groups than these."""
@@ -188,23 +228,27 @@ class GroupStatistics:
             self._oldest = {key: known for key, known in self._oldest.items() if key[0] in kept}
             self._retried = {number: known for number, known in self._retried.items() if number in kept}
 
-    def _key(self, group: Group, ledger: Ledger, delayed: Mapping[str, int], sums: _PrefixSums) -> tuple[Any, ...]:
+    def _key(
+        self, group: Group, ledger: Ledger, delayed: Mapping[str, int], sums: _PrefixSums
+    ) -> Work[tuple[Any, ...]]:
         """Return what a row follows from: while it is the same, so is the row."""
-        counts = ledger.counts
+        counts, sums_of = ledger.counts, list[int]()
+        for subject_filter in list(group.filters.values()):
+            sums_of.append((yield from sums.of(subject_filter)))
         return (
             ledger.version, counts.delivered, counts.acked, group.skipped, group.filtered, group.cursors,
             len(self._store.subjects.gaps), len(group.filters), len(group.ended), ledger.retries.count,
             len(ledger.dead),
-            *[sums.of(subject_filter) for subject_filter in group.filters.values()],
+            *sums_of,
             *[delayed[prefix] for prefix in group.filters if prefix in delayed],
         )  # fmt: skip
 
-    def _row(self, group: Group, ledger: Ledger, delayed: Mapping[str, int], now: Now) -> tuple[list[Any], int]:
-        """Return the row of a group, and how many subjects were looked at for it."""
+    def _row(self, group: Group, ledger: Ledger, delayed: Mapping[str, int], now: Now) -> Work[list[Any]]:
+        """Return the row of a group."""
         store = self._store
-        numbers, starts, ends, exact = followed(store, group, self._order)
-        ready = store.subjects.messages_of(numbers, starts, ends)
-        oldest = oldest_us(store, group) if ready else None
+        ready, exact = yield from count_ready(store, group, self._order)
+        oldest = (yield from oldest_us(store, group)) if ready else None
+        yield _ROW_WORK
         in_flight, since_us, consumers = 0, None, 0
         for member in ledger.members.values():
             consumers += member.is_there
@@ -221,7 +265,7 @@ class GroupStatistics:
             group.name, now.wall_us, group.mode, follows, consumers, ready, exact, oldest, in_flight, since_us,
             ledger.retries.count, retried_us, len(ledger.dead), sum(delayed.get(prefix, 0) for prefix in follows),
             group.skipped, group.filtered, blocked.messages, blocked.slots, blocked.retrying, *ledger.counts.row(),
-        ], len(numbers)  # fmt: skip
+        ]  # fmt: skip
 
     def _oldest_retry(self, group: Group, ledger: Ledger) -> int | None:
         """Return about when the oldest message in retry was stored: of very many retries only some are looked at.
@@ -283,35 +327,26 @@ class _PrefixSums:
     def __init__(self, store: Store, order: NameOrder) -> None:
         self._store = store
         self._order = order
-        self._sums: npt.NDArray[np.uint64] | None = None
+        self._sums: dict[str, int] = {}
 
-    def of(self, subject_filter: SubjectFilter) -> int:
+    def of(self, subject_filter: SubjectFilter) -> Work[int]:
         """Return the sum of a filter's subjects."""
-        subjects = self._store.subjects
-        if is_exact(subject_filter.prefix):
-            numbers = subjects.numbers_of(subject_filter.prefix)
-            return sum(subjects.ends.item(number) + _FIRSTS * subjects.firsts.item(number) for number in numbers)
-        if self._sums is None:
-            in_order = self._order.numbers
-            self._sums = np.zeros(len(in_order) + 1, np.uint64)
-            np.cumsum(subjects.ends[in_order] + np.uint64(_FIRSTS) * subjects.firsts[in_order], out=self._sums[1:])
-        if not subject_filter.prefix:
-            return self._sums.item(-1)
-        low, high = self._order.span(subject_filter.prefix)
-        return self._sums.item(high) - self._sums.item(low)
-
-
-def _by_prefix(counts: Mapping[str, int]) -> Counter[str]:
-    """Return the sums of counts by subject, for each subject and each prefix of one."""
-    sums = Counter[str]()
-    for subject, count in counts.items():
-        sums[subject] += count
-        sums[""] += count
-        end = subject.find(".")
-        while end >= 0:
-            sums[subject[: end + 1]] += count
-            end = subject.find(".", end + 1)
-    return sums
+        prefix, subjects = subject_filter.prefix, self._store.subjects
+        if prefix in self._sums:
+            return self._sums[prefix]
+        total = 0
+        if is_exact(prefix):
+            numbers = subjects.numbers_of(prefix)
+            if len(numbers) <= _FEW_LANES:
+                return sum(subjects.ends.item(number) + _FIRSTS * subjects.firsts.item(number) for number in numbers)
+            pieces: Iterable[npt.NDArray[np.int64]] = (np.array(numbers, np.int64),)
+        else:
+            pieces = self._order.pieces(prefix)
+        for piece in pieces:
+            total += int(subjects.ends[piece].sum()) + _FIRSTS * int(subjects.firsts[piece].sum())
+            yield 1 + len(piece) // NUMBERS_A_UNIT
+        self._sums[prefix] = total
+        return total
 
 
 class BrokerStatistics:
@@ -333,22 +368,23 @@ class BrokerStatistics:
         self._ended = ended
         self._begin = [part.message_log.end for part in store.partitions]
 
-    def answer(self, after: str, limit: int, now: Now) -> Fields:
+    def answer(self, after: str, limit: int, now: Now) -> Work[Fields]:
         """Return the rows of the groups behind the name *after*; for the first ones, with all of the whole broker."""
         most = max(1, min(limit, MOST_GROUPS))
-        rows, last = self._rows.page(self._groups, after, most, now)
+        rows, last = yield from self._rows.page(self._groups, after, most, now)
         fields: Fields = {"columns": GROUP_COLUMNS, "groups": rows, "after": last, "now_us": now.wall_us}
         if after:
             return fields
         ledgers = [group.ledger for group in self._groups.values() if group.ledger is not None]
         self._rows.forget_all_but(ledger.number for ledger in ledgers)
-        store = self._store
+        yield 1 + len(ledgers) // 8
+        families, store = (yield from self._families.rows()), self._store
         return {
             **fields,
             **self._state(),
-            "subject_count": store.subjects.count_names(),
+            "subject_count": store.subjects.name_count,
             "group_count": len(self._groups),
-            "families": self._families.rows(),
+            "families": families,
             "ended": self._ended.row(),
             "delayed": sum(self._delayed.values()),
             "received_bytes": sum(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -35,6 +35,8 @@ LITTLE_FREE: Final = 0.1
 #: State that was not saved for so long, and for so many intervals of checkpoints, is a problem.
 LATE_US: Final = 10_000_000
 LATE_INTERVALS: Final = 10
+#: A bound of which this share is used is a problem.
+NEARLY_ALL: Final = 0.8
 #: Groups that a problem names.
 NAMED: Final = 10
 
@@ -65,6 +67,8 @@ class BrokerFacts(NamedTuple):
     checkpoint_error: QmqError | None
     retention_holders: tuple[str, ...]
     untaken: tuple[UntakenName, ...]
+    #: What is used of the bounds ``max_producers`` and ``max_subjects``, by the name of the setting.
+    used: Mapping[str, int]
     #: The level and the text of a problem with the certificate.
     certificate: tuple[str, str] | None = None
     #: The bytes of the largest send that was refused for want of room, and for which there has been none since.
@@ -132,7 +136,10 @@ class DiskSurvey:
 
 def problems_of(facts: BrokerFacts) -> list[FoundProblem]:
     """Return the problems of a broker, the errors first."""
-    found = [*_disk_problems(facts), *_file_problems(facts), *_group_problems(facts), *_address_problems(facts)]
+    found = [
+        *_disk_problems(facts), *_file_problems(facts), *_group_problems(facts), *_bound_problems(facts),
+        *_address_problems(facts),
+    ]  # fmt: skip
     return sorted(found, key=lambda problem: problem.level != "error")
 
 
@@ -179,6 +186,20 @@ def _group_problems(facts: BrokerFacts) -> Iterable[FoundProblem]:
         yield FoundProblem("retention_waits", "warning", text)
     for code, text in facts.untaken:
         yield FoundProblem(code, "warning", text)
+
+
+def _bound_problems(facts: BrokerFacts) -> Iterable[FoundProblem]:
+    texts = {
+        "max_producers": "producers are remembered: beyond it those without a connection are forgotten, and what they "
+        "send again may be refused; keep clients open instead of making one a send",
+        "max_subjects": "subjects have messages: beyond it new ones are refused; use fewer subjects (a number belongs "
+        "into the key)",
+    }
+    for setting, text in texts.items():
+        most, used = getattr(facts.settings, setting), facts.used[setting]
+        if used >= NEARLY_ALL * most:
+            text = f"{used} of {most} {text}, or raise {setting}"
+            yield FoundProblem(f"{setting.removeprefix('max_')}_nearly_full", "warning", text)
 
 
 def _address_problems(facts: BrokerFacts) -> Iterable[FoundProblem]:

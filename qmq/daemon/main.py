@@ -328,6 +328,7 @@ class RunningBroker:
             self.settings, self._open_host(), self.server.has_tokens, disks, self.counters,
             tuple(sorted(self._broken)), checkpointer.age_us(), checkpointer.error,
             tuple(self.broker.retention_holders()), self.broker.untaken.found,
+            {"max_producers": self.broker.producer_count, "max_subjects": self.store.live_subjects},
             self._certificates.problem(self._clock().wall_us / 1e6) if self._certificates is not None else None,
             max(self.store.partition(partition).room.refused_bytes for partition in self.store.all_partitions()),
         )  # fmt: skip

@@ -72,7 +72,7 @@ def _log_recovery(directory: Path, store: Store) -> None:
         "opened %s, store %s, %d subjects, after a stop that was %s; %d messages after the checkpoint were read again",
         directory,
         store.store_id.hex(),
-        store.subjects.count,
+        store.subjects.name_count,
         "clean" if report.clean else "not clean",
         messages,
     )

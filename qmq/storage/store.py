@@ -45,6 +45,7 @@ from qmq.storage.types import DELAYED_NAME, Hole, StoreOptions
 from qmq.storage.verify.scrub import PartitionDamage
 
 __all__ = [
+    "MOST_LANES",
     "RETRY_ITEMS",
     "Checkpoint",
     "ColdRead",
@@ -78,6 +79,10 @@ __all__ = [
 ]
 
 _CHUNK_ROWS: Final = 4_096
+#: Lanes that all subjects may have beyond one each: as many as 1,024 subjects with all slots of order keys.
+MOST_LANES: Final = 1 << 22
+#: So many times max_subjects may be known; those beyond it have no messages any more.
+KNOWN: Final = 4
 
 
 class Store:
@@ -91,6 +96,7 @@ class Store:
         self._lock = opened.lock
         self._identity = opened.identity
         self._closed = False
+        self._live: tuple[int, int] | None = None  # subjects with messages, and all, at the last count
         self._shared = shared = SharedState(
             disk,
             opened.directory,
@@ -198,12 +204,51 @@ class Store:
 
         Raises TooManySubjects, unless it is *forced*: there is a message for it already.
         """
-        if self.subjects.count >= self._options.max_subjects and not forced:
-            raise TooManySubjects(
-                f"there are {self.subjects.count} subjects, as many as max_subjects allows (each priority and each "
-                f"slot of order keys of a subject counts as one); raise it to add {name!r}"
-            )
+        if not forced:
+            self._check_room(name)
         return self.subjects.add(name, lane)
+
+    def _check_room(self, name: str) -> None:
+        """Raise TooManySubjects where there is no room for a new subject, or for a new lane of one.
+
+        Subjects without messages do not count; but they stay known, so there is a bound for these, too.
+        """
+        subjects, most = self.subjects, self._options.max_subjects
+        if subjects.has_name(name):
+            if self.further_lanes >= MOST_LANES:
+                raise TooManySubjects(
+                    f"all subjects together have {MOST_LANES:,} priorities and slots of order keys, the most that they "
+                    f"may have, so {name!r} gets no further one; use order keys for fewer subjects"
+                )
+            return
+        if subjects.name_count >= most and (self.live_subjects >= most or subjects.name_count >= KNOWN * most):
+            raise TooManySubjects(
+                f"there are {subjects.name_count} subjects, of which {self.live_subjects} have messages: as many as "
+                f"max_subjects allows ({most} with messages, {KNOWN} times as many in all); raise it to add {name!r}"
+            )
+
+    @property
+    def max_subjects(self) -> int:
+        """The most subjects that may have messages."""
+        return self._options.max_subjects
+
+    @property
+    def further_lanes(self) -> int:
+        """How many lanes all subjects have beyond one each."""
+        return self.subjects.count - self.subjects.name_count
+
+    @property
+    def live_subjects(self) -> int:
+        """About how many subjects have messages; exact up to ``max_subjects`` subjects in all, and after each removal
+        of a segment.
+        """
+        subjects = self.subjects
+        if subjects.name_count < self._options.max_subjects:
+            return subjects.name_count
+        if self._live is None:
+            self._live = subjects.count_live(), subjects.name_count
+        live, names = self._live
+        return live + subjects.name_count - names  # new ones are there for a message
 
     def subject_rows(self, number: int, sequence: int, limit: int) -> list[tuple[int, Rows]]:
         """Return the rows of one subject from the one that contains or follows *sequence* on, in sequence order: pieces
@@ -276,6 +321,7 @@ class Store:
         """Remove a segment, as ``Partition.remove_segment``, with the messages *had*, which are gone then."""
         self.partitions[partition].remove_segment(base)
         self.stay()
+        self._live = None
         self.checkpoints.note_dropped(had)
 
     # --- checkpoints -------------------------------------------------------------------------------------------------

@@ -9,7 +9,19 @@ from pathlib import Path
 
 from qmq.broker.broker import Broker
 from qmq.broker.journal.durable_replies import SYNC_NUMBER
-from qmq.broker.ports.commands import Ack, Checked, Fetched, Now, Pull, ReadDone, Send, Subscribe, Synced
+from qmq.broker.ports.commands import (
+    Ack,
+    Administer,
+    Checked,
+    Fetched,
+    ListSubjects,
+    Now,
+    Pull,
+    ReadDone,
+    Send,
+    Subscribe,
+    Synced,
+)
 from qmq.broker.ports.effects import (
     Acked,
     CheckWanted,
@@ -137,6 +149,18 @@ class Driven:
             self.broker.handle(command, self.now)  # type: ignore[arg-type]
         self.broker.turn(self.now)
         return self.effects()
+
+    def do_whole(self, command: Administer | ListSubjects) -> list[Effect]:
+        """Give a command whose work may take several turns; return the effects until the broker has nothing more to do
+        at once.
+        """
+        said = self.do(command)
+        while not any(getattr(effect, "request", None) == command.request for effect in said):
+            deadline_us = self.broker.tick(self.now)
+            said += self.effects()
+            if deadline_us is None or deadline_us > self.now.monotonic_us:
+                break
+        return said
 
     def effects(self) -> list[Effect]:
         """Take the effects, and run the wanted syncs and reads where these run by themselves."""

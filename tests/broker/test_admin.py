@@ -21,8 +21,8 @@ from tests.broker.test_consuming import Consumer, killed
 def ask(driven: Driven, action: str, **fields: Any) -> dict[str, Any]:
     """Return the broker's answer. Raises the error of a refusal."""
     command = Administer(99, driven.request(), action, fields)
-    answers = [effect for effect in driven.do(command) if getattr(effect, "request", None) == command.request]
-    return answered(answers)
+    said = driven.do_whole(command)
+    return answered([effect for effect in said if getattr(effect, "request", None) == command.request])
 
 
 def answered(answers: list[Effect]) -> dict[str, Any]:

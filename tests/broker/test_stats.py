@@ -23,7 +23,7 @@ from tests.broker.test_consuming import Consumer, killed
 
 def first_page(driven: Driven, **fields: Any) -> dict[str, Any]:
     """Return what the broker gives the daemon for the first answer."""
-    (wanted,) = driven.do(Administer(99, driven.request(), "stats", fields))
+    (wanted,) = driven.do_whole(Administer(99, driven.request(), "stats", fields))
     assert isinstance(wanted, StatsWanted)
     return wanted.fields
 

@@ -31,6 +31,7 @@ SOUND = BrokerFacts(
     None,
     (),
     (),
+    {"max_producers": 79_999, "max_subjects": 799_999},
 )
 
 
@@ -91,6 +92,8 @@ WRONG = {
         for code in ("not_taken", "no_consumer", "not_followed", "beside_prefix")
     },
     "open_to_network": SOUND._replace(host="0.0.0.0"),
+    "producers_nearly_full": SOUND._replace(used={"max_producers": 80_000, "max_subjects": 0}),
+    "subjects_nearly_full": SOUND._replace(used={"max_producers": 0, "max_subjects": 800_000}),
     "certificate": SOUND._replace(certificate=("error", "the certificate in c.pem has expired: renew it")),
 }
 

@@ -79,6 +79,42 @@ async def test_a_cut_at_any_byte_of_a_send_or_its_answer_neither_loses_nor_doubl
     print(f"{plan.struck} cuts")
 
 
+class LostAnswer:
+    """Loses the first answer to a send, and keeps the client away until ``lets_in``."""
+
+    def __init__(self) -> None:
+        self.is_lost = self.lets_in = False
+
+    def __call__(self, passing: Passing) -> Fault | None:
+        if passing.kind == FrameKind.SENT and not self.is_lost:
+            self.is_lost = True
+            return Fault("reset", 0)
+        return Fault("close", 0) if self.is_lost and not self.lets_in else None
+
+
+@pytest.mark.parametrize("others", [4, 30])
+async def test_a_send_of_a_forgotten_producer_is_never_stored_twice(tmp_path: Path, others: int) -> None:
+    plan = LostAnswer()
+    async with (
+        running(tmp_path / "data", max_producers=20) as broker,
+        Proxy(broker.address[1], plan) as proxy,
+        qmq.connect(proxy.url, durability="append") as client,
+    ):
+        sending = asyncio.create_task(client.send("a.b", b"once"))
+        await until(lambda: plan.is_lost, "the answer is lost")
+        for _ in range(others):
+            async with qmq.connect(broker.url, durability="append") as other:
+                await other.send("a.c", b"x")
+        plan.lets_in = True
+        if others < 20:
+            assert (await sending).sequence == 0
+        else:
+            with pytest.raises(qmq.SendFailed, match="may have forgotten this one"):
+                await sending
+        await client.send("a.b", b"next")
+        assert [message.body async for message in client.find("a.b")] == [b"once", b"next"]
+
+
 async def test_a_cut_of_the_frames_that_connect_again_is_borne(tmp_path: Path) -> None:
     ledger, plan = Ledger(), OneCut()
     hello = product((TO_BROKER,), (FrameKind.HELLO,), WHERE)

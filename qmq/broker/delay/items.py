@@ -7,19 +7,22 @@ which delayed messages are cancelled or already delivered.
 from __future__ import annotations
 
 import zlib
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from qmq.broker.groups.group import Group
+from qmq.broker.ports.work import Work
 from qmq.format.layout import DELAY_DTYPE
 
 Numbers = npt.NDArray[np.uint64]
 
 #: At most so many numbers lie beside the sorted array before it is made anew.
 _LOOSE: Final = 1_024
+#: Subjects whose counts are summed by prefix at once.
+_SUBJECTS: Final = 512
 
 
 class PositionSet:
@@ -146,11 +149,17 @@ def without(delayed: DelayedRange, gone: PositionSet) -> list[DelayedRange]:
     return left
 
 
-def delayed_for(group: Group, counts: Mapping[str, int]) -> int:
-    """Return how many of the waiting messages, counted by subject, a group will get."""
-    filters = group.filters.values()
-    return sum(
-        count
-        for subject, count in counts.items()
-        if any(subject == one.prefix if one.exact else subject.startswith(one.prefix) for one in filters)
-    )
+def by_prefix(counts: Mapping[str, int]) -> Work[Counter[str]]:
+    """Return the sums of counts by subject, for each subject and each prefix of one."""
+    sums, subjects = Counter[str](), list(counts.items())
+    for start in range(0, len(subjects), _SUBJECTS):
+        piece = subjects[start : start + _SUBJECTS]
+        for subject, count in piece:
+            sums[subject] += count
+            sums[""] += count
+            end = subject.find(".")
+            while end >= 0:
+                sums[subject[: end + 1]] += count
+                end = subject.find(".", end + 1)
+        yield len(piece)
+    return sums

@@ -63,11 +63,11 @@ def chosen(dead: ItemLog, numbers: Iterable[int]) -> NDArray[np.void]:
     return np.concatenate(found) if found else np.empty(0, RETRY_ITEMS)
 
 
-#: Letters that one turn redrives: about 40 us each. Letters named by number may take a read each, so they are fewer.
-LETTERS: Final = 256
-NAMED: Final = 128
+#: Letters that one turn redrives: about 60 us each. Letters named by number may take a read each.
+LETTERS: Final = 64
+NAMED: Final = 64
 #: Letters that one turn deletes.
-DELETED: Final = 4_096
+DELETED: Final = 1_024
 
 
 class GroupLetters(Protocol):

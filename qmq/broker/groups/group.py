@@ -179,8 +179,7 @@ class SubjectFilter:
             if self.kind is None and kinds - {LANE_NORMAL}:
                 self.exact = False
         else:
-            numbers = np.array(subjects.under(self.prefix, self._looked, subjects.count), np.int64)
-            kinds = _kinds_in(subjects.lanes[numbers])
+            kinds = subjects.kinds_under(self.prefix, self._looked)
         if self.kind is None:
             return
         for kind in kinds - {LANE_NORMAL} - self.lanes.keys():
@@ -225,7 +224,7 @@ class SubjectFilter:
                 grown = np.zeros(max(count, 2 * len(self._matches)), np.bool_)
                 grown[: self._matched] = self._matches[: self._matched]
                 self._matches = grown
-            numbers = self._numbers(store, self._matched, count)
+            numbers = self.numbers_between(store, self._matched, count)
             if store.subjects.has_lanes and self.kind is not None:
                 numbers = numbers[_of_kind(store.subjects.lanes[numbers], self.kind)]
             self._matches[numbers] = True
@@ -234,9 +233,9 @@ class SubjectFilter:
 
     def numbers(self, store: Store) -> npt.NDArray[np.int64]:
         """Return the numbers of all subjects under the prefix, whatever their lanes."""
-        return self._numbers(store, 0, store.subjects.count)
+        return self.numbers_between(store, 0, store.subjects.count)
 
-    def _numbers(self, store: Store, start: int, end: int) -> npt.NDArray[np.int64]:
+    def numbers_between(self, store: Store, start: int, end: int) -> npt.NDArray[np.int64]:
         """Return the numbers in [start, end) of subjects under the prefix, of all lanes."""
         if is_exact(self.prefix):
             return np.array([one for one in store.subjects.numbers_of(self.prefix) if start <= one < end], np.int64)
@@ -300,10 +299,6 @@ class SubjectFilter:
 def is_exact(prefix: str) -> bool:
     """Return whether a prefix takes one subject only."""
     return prefix != "" and not prefix.endswith(".")
-
-
-def _kinds_in(lanes: npt.NDArray[np.uint16]) -> set[int]:
-    return {kind for kind in LANE_KINDS if _of_kind(lanes, kind).any()}
 
 
 def _of_kind(lanes: npt.NDArray[np.uint16], kind: int) -> npt.NDArray[np.bool_]:

@@ -1,9 +1,10 @@
 """The lag of a group: how many messages are ready for it, and how old the oldest is. The cost goes by subjects, not by
-messages.
+messages; what looks at many of them is work in pieces.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
@@ -12,6 +13,7 @@ import numpy.typing as npt
 
 from qmq.broker.groups.group import Group, SubjectFilter, is_exact
 from qmq.broker.groups.name_order import NameOrder
+from qmq.broker.ports.work import NUMBERS_A_UNIT, PIECE, Work, whole
 from qmq.errors import StorageError
 from qmq.format.batch import EntryRow
 from qmq.format.lanes import kind_of
@@ -21,6 +23,11 @@ from qmq.storage.store import NotInMemory, Store
 
 #: A start at a time is looked up in so many subjects without a cursor; in further ones no message counts as ready.
 MOST_LOOKED_UP: Final = 1_000
+#: Starts that are looked up at once, and the work of each.
+_STARTS: Final = 16
+_START_WORK: Final = 50
+#: The work of looking for the oldest message of a filter.
+_OLDEST_WORK: Final = 100
 #: Rows to look at for the oldest message, a few one by one at first.
 _FEW_ROWS: Final = 4
 _ROWS: Final = 1_024
@@ -53,91 +60,132 @@ class FollowedSubjects(NamedTuple):
     exact: bool
 
 
-def ready(store: Store, group: Group, order: NameOrder) -> ReadyCount:
+def ready(store: Store, group: Group, order: NameOrder) -> Work[ReadyCount]:
     """Count the messages that no consumer of the group had yet. Gaps in sequences do not count."""
-    numbers, starts, ends, exact = followed(store, group, order)
-    return ReadyCount(store.subjects.messages_of(numbers, starts, ends), exact)
+    total = 0
+
+    def count(followed: FollowedSubjects) -> None:
+        nonlocal total
+        total += store.subjects.messages_of(followed.numbers, followed.starts, followed.ends)
+
+    exact = yield from walk_followed(store, group, order, count)
+    return ReadyCount(total, exact)
 
 
 def has_ready(store: Store, group: Group, subject_filter: SubjectFilter, order: NameOrder) -> bool:
     """Return whether there are messages of a filter that no consumer of the group had yet; False where that would need
     a read.
     """
-    numbers = numbers_of(store, subject_filter, order)
-    ends = store.subjects.ends[numbers].astype(np.int64)
-    cursors, _ = _cursors(store, group, subject_filter, numbers, ends)
-    starts = np.maximum(cursors, store.subjects.firsts[numbers].astype(np.int64))
-    return bool((starts < ends).any())
+    for numbers in _pieces(store, subject_filter, order):
+        followed = whole(_followed(store, group, subject_filter, numbers, _Lookups()))
+        if (followed.starts < followed.ends).any():
+            return True
+    return False
 
 
-def waiting(
-    store: Store, group: Group, order: NameOrder, after: int, most: int
-) -> tuple[list[SubjectLag], int | None]:  # fmt: skip
+def waiting(store: Store, group: Group, after: int, most: int) -> Work[tuple[list[SubjectLag], int | None]]:
     """Return lanes of subjects with messages that no consumer of the group had yet, from number *after* on, and the
     number to go on from (None: there are no more).
     """
-    numbers, starts, ends, _ = followed(store, group, order)
-    chosen = np.flatnonzero((numbers >= after) & (starts < ends))
-    chosen = chosen[np.argsort(numbers[chosen], kind="stable")]
-    rows = list[SubjectLag]()
-    for at in chosen[:most].tolist():
-        with suppress(StorageError):  # its name is damaged
-            name, lane = store.subjects.name(int(numbers[at])), store.subjects.lane(int(numbers[at]))
-            rows.append(SubjectLag(name, int(starts[at]), int(ends[at]), lane))
-    return rows, int(numbers[chosen[most]]) if len(chosen) > most else None
+    rows, subjects = list[SubjectLag](), store.subjects
+    lookups = {prefix: _Lookups() for prefix in group.filters}
+    for window in range(after, subjects.count, PIECE):
+        end, found = min(window + PIECE, subjects.count), list[FollowedSubjects]()
+        for subject_filter in list(group.filters.values()):
+            numbers = np.array(subject_filter.numbers_between(store, window, end), np.int64)
+            yield 1 + (end - window) // NUMBERS_A_UNIT
+            if len(numbers):
+                known = lookups.setdefault(subject_filter.prefix, _Lookups())
+                found.append((yield from _followed(store, group, subject_filter, numbers, known)))
+        numbers, starts, ends, _ = _joined(found)
+        chosen = np.flatnonzero(starts < ends)
+        chosen = chosen[np.argsort(numbers[chosen], kind="stable")]
+        left = most - len(rows)
+        for at in chosen[:left].tolist():
+            with suppress(StorageError):  # its name is damaged
+                name, lane = subjects.name(int(numbers[at])), subjects.lane(int(numbers[at]))
+                rows.append(SubjectLag(name, int(starts[at]), int(ends[at]), lane))
+        if len(chosen) > left:
+            return rows, int(numbers[chosen[left]])
+        yield 1 + len(rows)
+    return rows, None
 
 
-def followed(store: Store, group: Group, order: NameOrder) -> FollowedSubjects:
-    """Return the subjects that a group follows, each once."""
-    pieces = list[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]()
-    exact = True
-    for subject_filter in group.filters.values():
-        numbers = numbers_of(store, subject_filter, order)
-        if len(numbers):
-            ends = store.subjects.ends[numbers].astype(np.int64)
-            cursors, all_known = _cursors(store, group, subject_filter, numbers, ends)
-            pieces.append((numbers, cursors))
-            exact = exact and all_known
-    numbers, cursors = pieces[0] if len(pieces) == 1 else _joined(pieces)
+def walk_followed(
+    store: Store, group: Group, order: NameOrder, take: Callable[[FollowedSubjects], None]
+) -> Work[bool]:  # fmt: skip
+    """Give *take* the subjects that a group follows, each once, piece by piece; return whether all starts are known."""
+    exact, filters, found = True, list(group.filters.values()), list[FollowedSubjects]()
+    are_apart = len(group.outermost()) == len(filters)
+    for subject_filter in filters:
+        lookups = _Lookups()
+        for numbers in _pieces(store, subject_filter, order):
+            followed = yield from _followed(store, group, subject_filter, numbers, lookups)
+            exact = exact and followed.exact
+            if are_apart:
+                take(followed)
+            else:
+                found.append(followed)
+            yield 1 + len(numbers) // NUMBERS_A_UNIT
+    if found:  # some prefixes lie within others
+        take(_joined(found))
+    return exact
+
+
+class _Lookups:
+    """How many more starts may be looked up for one filter."""
+
+    def __init__(self) -> None:
+        self.left = MOST_LOOKED_UP
+
+
+def _followed(
+    store: Store, group: Group, subject_filter: SubjectFilter, numbers: npt.NDArray[np.int64], lookups: _Lookups
+) -> Work[FollowedSubjects]:
+    """Return these subjects with what no consumer of the group had yet, by the start of a filter."""
+    cursors, exact = yield from _cursors(store, group, subject_filter, numbers, lookups)
     starts = np.maximum(cursors, store.subjects.firsts[numbers].astype(np.int64))
     return FollowedSubjects(numbers, starts, store.subjects.ends[numbers].astype(np.int64), exact)
 
 
-def _joined(
-    pieces: list[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]],
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return the subjects of all pieces and the lowest cursor of each."""
+def _joined(pieces: list[FollowedSubjects]) -> FollowedSubjects:
+    """Return the subjects of all pieces, each once, with its lowest start."""
     if not pieces:
-        return np.empty(0, np.int64), np.empty(0, np.int64)
-    numbers, cursors = (np.concatenate(column) for column in zip(*pieces, strict=True))
+        return FollowedSubjects(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int64), True)
+    if len(pieces) == 1:
+        return pieces[0]
+    numbers, starts, ends = (
+        np.concatenate(column) for column in zip(*((one.numbers, one.starts, one.ends) for one in pieces), strict=True)
+    )
     by_number = np.argsort(numbers, kind="stable")
-    numbers, cursors = numbers[by_number], cursors[by_number]
+    numbers, starts, ends = numbers[by_number], starts[by_number], ends[by_number]
     heads = np.flatnonzero(np.concatenate(([True], numbers[1:] != numbers[:-1])))
-    return numbers[heads], np.minimum.reduceat(cursors, heads)
+    exact = all(piece.exact for piece in pieces)
+    return FollowedSubjects(numbers[heads], np.minimum.reduceat(starts, heads), ends[heads], exact)
 
 
-def numbers_of(store: Store, subject_filter: SubjectFilter, order: NameOrder) -> npt.NDArray[np.int64]:
-    """Return the numbers of the subjects under a filter's prefix, of all lanes, in no order that counts: i64[n]."""
+def _pieces(store: Store, subject_filter: SubjectFilter, order: NameOrder) -> Iterator[npt.NDArray[np.int64]]:
+    """Yield the numbers of the subjects under a filter's prefix, of all lanes, in no order that counts."""
     if is_exact(subject_filter.prefix):
-        return np.array(store.subjects.numbers_of(subject_filter.prefix), np.int64)
-    return order.under(subject_filter.prefix)
+        yield np.array(store.subjects.numbers_of(subject_filter.prefix), np.int64)
+    else:
+        yield from order.pieces(subject_filter.prefix)
 
 
 def _cursors(
-    store: Store,
-    group: Group,
-    subject_filter: SubjectFilter,
-    numbers: npt.NDArray[np.int64],
-    ends: npt.NDArray[np.int64],
-) -> tuple[npt.NDArray[np.int64], bool]:
-    """Return the next sequence of each of these subjects, which end before *ends*, and whether all are known."""
+    store: Store, group: Group, subject_filter: SubjectFilter, numbers: npt.NDArray[np.int64], lookups: _Lookups
+) -> Work[tuple[npt.NDArray[np.int64], bool]]:
+    """Return the next sequence of each of these subjects, and whether all are known."""
     cursors = group.peek_floor(subject_filter, numbers).astype(np.int64)
     if subject_filter.start.kind != "time":
         return cursors, True
+    ends = store.subjects.ends[numbers].astype(np.int64)
     unset = np.flatnonzero((cursors == 0) & (numbers < subject_filter.start.subjects) & (ends > 0))
     cursors[unset] = ends[unset]
-    exact = len(unset) <= MOST_LOOKED_UP
-    for at in unset[:MOST_LOOKED_UP].tolist():
+    exact = len(unset) <= lookups.left
+    chosen = unset[: lookups.left].tolist()
+    lookups.left -= len(chosen)
+    for done, at in enumerate(chosen, 1):
         try:
             cursor = group.cursor(store, subject_filter, int(numbers[at]))
         except (NotInMemory, StorageError):
@@ -145,20 +193,20 @@ def _cursors(
             continue
         if cursor is not None:
             cursors[at] = cursor
+        if done % _STARTS == 0:
+            yield _STARTS * _START_WORK
     return cursors, exact
 
 
-def oldest_us(store: Store, group: Group) -> int | None:
+def oldest_us(store: Store, group: Group) -> Work[int | None]:
     """Return about when the oldest message of the lag was stored, or a little earlier. None where that would need a
     read.
     """
-    found = [
-        stored_us
-        for subject_filter in group.every_lane(store)
-        for stored_us in (_oldest_of_subject if subject_filter.exact else _oldest_of_prefix)(
-            store, group, subject_filter
-        )
-    ]
+    found = list[int]()
+    for subject_filter in group.every_lane(store):
+        of = _oldest_of_subject if subject_filter.exact else _oldest_of_prefix
+        found += of(store, group, subject_filter)
+        yield _OLDEST_WORK
     return min(found, default=None)
 
 

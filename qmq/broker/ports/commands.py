@@ -294,6 +294,16 @@ class TraceConsumer(NamedTuple):
     limit: int = 1_000
 
 
+class Unanswered(NamedTuple):
+    """The batches of a client whose answers were lost with an earlier connection, and which it may send again: of a
+    producer, with sequences below ``end``; it wrote the first of them ``age_us`` ago.
+    """
+
+    producer_id: bytes
+    end: int
+    age_us: int
+
+
 class Connected(NamedTuple):
     """A client has connected. *source* is stamped into its batches: its address, and the name of its token, as
     ``format.source.stamp_of`` packs them. *rights* are those of its token; with None it may do everything. *program* is
@@ -306,6 +316,7 @@ class Connected(NamedTuple):
     source: bytes
     rights: Rights | None = None
     program: str = ""
+    unanswered: Unanswered | None = None
 
 
 class Disconnected(NamedTuple):

@@ -3,7 +3,10 @@
 For each producer the broker remembers the sequence that comes next, and its last ``window`` batches as a ring of
 32-byte records (first sequence u64, position u64, messages u32, data crc u32, partition u16, 6 bytes spare). A producer
 is forgotten ``ttl`` after its last send, by the monotonic clock: were the wall clock set forward, a send whose answer
-was lost could be stored twice. While no broker runs, no time passes.
+was lost could be stored twice. While no broker runs, no time passes. Where there would be too many, those without a
+connection go before that, the one that is idle for longest first. A client that connects again says which batches it
+sends again, and since when: if their producer may have been forgotten for want of room since then, nobody knows whether
+they are stored, and they are refused.
 
 A client claims its producer for its connection. Two clients under one producer would number their messages alike, and
 messages of one would be taken for repeats of the other's.
@@ -65,6 +68,12 @@ class Producer:
         del self.ring[:_BATCH_SIZE]
 
 
+#: The row of a checkpoint that says when a batch was last forgotten for want of room; other rows are of producers.
+_FORGOTTEN: Final = b"qmq: forgotten  "
+#: A client's account of its time may be wrong by the time that its HELLO needed, and more.
+_MARGIN_US: Final = 60_000_000
+
+
 class Producers:
     """All producers, in the order of their last sends, oldest first."""
 
@@ -75,22 +84,58 @@ class Producers:
         self._ttl_us = ttl_us
         #: The producers by id, oldest send first; ``remember`` and ``forget`` change them.
         self.by_id: OrderedDict[bytes, Producer] = OrderedDict()
+        self._of_connection: dict[int, bytes] = {}
+        self._connection_of: dict[bytes, int] = {}
+        #: The producers without a connection, idle for longest first.
+        self._idle: OrderedDict[bytes, None] = OrderedDict()
+        #: The time of the last batch that was forgotten for want of room; None: none was within ``ttl``.
+        self._forgotten_us: int | None = None
+
+    @property
+    def most(self) -> int:
+        """The most producers that are remembered."""
+        return self._most
 
     def __len__(self) -> int:
         return len(self.by_id)
 
-    def lookup(self, producer_id: bytes, first: int, messages: int, data_crc: int) -> RememberedBatch | None:
-        """Return where a batch is stored already; None when it is new.
+    def attach(self, connection: int, producer_id: bytes) -> None:
+        """Note that a producer sends over a connection, which has one producer at a time."""
+        if self._of_connection.get(connection) == producer_id:
+            return
+        self.disconnected(connection)
+        self._of_connection[connection] = producer_id
+        self._connection_of[producer_id] = connection
+        self._idle.pop(producer_id, None)
+
+    def disconnected(self, connection: int) -> None:
+        """Note that a connection is gone."""
+        producer_id = self._of_connection.pop(connection, None)
+        if producer_id is not None and self._connection_of.get(producer_id) == connection:
+            del self._connection_of[producer_id]
+            if producer_id in self.by_id:
+                self._idle[producer_id] = None
+
+    def lookup(
+        self, producer_id: bytes, first: int, messages: int, data_crc: int, written_us: int | None = None
+    ) -> RememberedBatch | None:
+        """Return where a batch is stored already; None when it is new. *written_us*: when its client wrote it at the
+        earliest, if it comes again.
 
         Raises BadBatch when the bounds or bytes differ from those of a batch that it overlaps, SequenceForgotten when
-        it is too old to compare, TooManyProducers.
+        it is too old to compare, or its producer may have been forgotten; TooManyProducers.
         """
         producer = self.by_id.get(producer_id)
         if producer is None:
-            if len(self.by_id) >= self._most:
+            forgotten_us = self._forgotten_us
+            if written_us is not None and forgotten_us is not None and forgotten_us >= written_us - _MARGIN_US:
+                raise SequenceForgotten(
+                    f"more than {self._most} producers sent since, so the broker may have forgotten this one, and no "
+                    "longer knows whether the batch was stored; reuse clients, or raise max_producers"
+                )
+            if len(self.by_id) >= self._most and not self._idle:
                 raise TooManyProducers(
-                    f"{self._most} producers sent within the last {self._ttl_us // 1_000_000} s and are remembered; "
-                    "reuse clients, or raise max_producers"
+                    f"{self._most} producers are connected and remembered; close some, or raise max_producers"
                 )
             return None
         if first >= producer.next_sequence:
@@ -121,6 +166,9 @@ class Producers:
         producer = producers.get(producer_id)
         if producer is None:
             producer = producers[producer_id] = Producer()
+            if producer_id not in self._connection_of:
+                self._idle[producer_id] = None
+            self._make_room(producer_id)
         else:
             producers.move_to_end(producer_id)
         ring, end = producer.ring, first + messages
@@ -131,6 +179,19 @@ class Producers:
         if end > producer.next_sequence:
             producer.next_sequence = end
 
+    def _make_room(self, kept: bytes | None = None) -> None:
+        """Forget producers that are too many, but not *kept*."""
+        while len(self.by_id) > self._most:
+            gone = next((producer_id for producer_id in self._idle if producer_id != kept), None)
+            if gone is None:
+                return
+            self._forgotten_us = max(self._forgotten_us or 0, self.by_id[gone].last_send_us)
+            self._remove(gone)
+
+    def _remove(self, producer_id: bytes) -> None:
+        del self.by_id[producer_id]
+        self._idle.pop(producer_id, None)
+
     def forget(self, producer_id: bytes, first: int) -> None:
         """Forget the batch that was remembered last: it was not stored."""
         producer = self.by_id[producer_id]
@@ -138,7 +199,7 @@ class Producers:
         producer.ring = bytearray(b"".join(_BATCH.pack(*record) for record in kept))
         producer.next_sequence = max((record[0] + record[2] for record in kept), default=producer.horizon)
         if not producer.next_sequence:
-            del self.by_id[producer_id]
+            self._remove(producer_id)
 
     def last(self, producer_id: bytes) -> tuple[int, RememberedBatch] | None:
         """Return the last stored sequence of a producer and where its batch lies; None for an unknown producer."""
@@ -150,11 +211,13 @@ class Producers:
 
     def expire(self, now_us: int) -> None:
         """Forget the producers whose ``ttl`` is over; the cost grows only with their number."""
+        if self._forgotten_us is not None and self._forgotten_us + self._ttl_us <= now_us:
+            self._forgotten_us = None
         while self.by_id:
             producer_id, producer = next(iter(self.by_id.items()))
             if producer.last_send_us + self._ttl_us > now_us:
                 return
-            del self.by_id[producer_id]
+            self._remove(producer_id)
 
     # --- checkpoint ---------------------------------------------------------------------------------------------------
 
@@ -163,12 +226,13 @@ class Producers:
         return len(self.by_id) * (64 + self._window * _BATCH_SIZE)
 
     def packed(self, unclaimed: Mapping[int, int], now_us: int) -> list[Any]:
-        """Return the state for a checkpoint: one row a producer, oldest send first.
+        """Return the state for a checkpoint: one row a producer, oldest send first, and before them one for those that
+        were forgotten for want of room.
 
         Batches that lie at or behind the position that *unclaimed* gives for their partition are left out: they may be
         gone at the next start, which reads the log from there.
         """
-        return [
+        rows = [
             (
                 producer_id,
                 producer.next_sequence,
@@ -178,14 +242,22 @@ class Producers:
             )
             for producer_id, producer in self.by_id.items()
         ]
+        if self._forgotten_us is not None:
+            rows.insert(0, (_FORGOTTEN, 0, 0, now_us - self._forgotten_us, b""))
+        return rows
 
     def restore(self, rows: list[Any], now_us: int) -> None:
         """Restore the state that ``packed`` returned, also when the window has another size now."""
         for producer_id, next_sequence, horizon, idle_us, ring in rows:
+            if producer_id == _FORGOTTEN:
+                self._forgotten_us = now_us - idle_us
+                continue
             producer = Producer(next_sequence, horizon, now_us - idle_us, ring)
             while len(producer.ring) > self._ring_bytes:
                 producer.drop_oldest()
             self.by_id[producer_id] = producer
+            self._idle[producer_id] = None
+        self._make_room()
 
 
 class RefusedBatches:

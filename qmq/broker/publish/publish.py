@@ -8,14 +8,14 @@ becomes visible in order.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 from crc32c import crc32c
 
-from qmq.broker.ports.commands import Now, Send
+from qmq.broker.ports.commands import Connected, Now, Send
 from qmq.broker.ports.effects import Effect, Refused, Sent
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.broker.ports.rights import Rights
@@ -32,7 +32,7 @@ from qmq.broker.publish.staging import (
     StagedPartition,
     Visibility,
 )
-from qmq.errors import BadBatch, QmqError, StorageError, SyncFailed
+from qmq.errors import BadBatch, QmqError, StorageError, SyncFailed, TooManySubjects
 from qmq.format.batch import (
     ANY_MESSAGE_BYTES,
     BatchLimits,
@@ -63,7 +63,7 @@ from qmq.format.layout import (
 from qmq.format.private import PRIVATE
 from qmq.format.source import ADDRESS_SIZE, NO_ADDRESS, has_room, stamped_front
 from qmq.names import check_subject
-from qmq.storage.store import Store
+from qmq.storage.store import MOST_LANES, Store
 
 #: The time after which rows that could not be read are tried again.
 _AGAIN_US: Final = 100_000
@@ -95,6 +95,9 @@ class Intake:
         self._mark = mark_maker(store.secret)
         #: What is stamped as the source of batches, by connection.
         self._sources: dict[int, bytes] = {}
+        #: The batches that come again over a connection: producer id, the sequence behind them, and when they were
+        #: written at the earliest.
+        self._unanswered: dict[int, tuple[bytes, int, int]] = {}
         #: For the short way, by connection and table: the number of the subject, to which the connection may send, and
         #: what is stamped as the source.
         self._senders: dict[tuple[int, bytes], tuple[int, bytes]] = {}
@@ -104,18 +107,24 @@ class Intake:
             int, LogPosition
         ] = {}  # end of the last batch, by subject number; with several partitions only
 
-    def connected(self, connection: int, source: bytes) -> None:
-        """Stamp *source*, which ``source.stamp_of`` makes, into the batches that come over a connection.
+    def connected(self, command: Connected, now: Now) -> None:
+        """Stamp the source of a connection into the batches that come over it, and know which come again.
 
         A known connection has other rights by now. No number is used for two connections.
         """
+        connection = command.connection
         if connection in self._sources:
             self._senders.clear()
-        self._sources[connection] = source
+        self._sources[connection] = command.source
+        if command.unanswered is not None:
+            producer_id, end, age_us = command.unanswered
+            self._unanswered[connection] = producer_id, end, now.monotonic_us - age_us
 
     def disconnected(self, connection: int) -> None:
         """Forget a connection."""
         self._sources.pop(connection, None)
+        self._unanswered.pop(connection, None)
+        self._producers.disconnected(connection)
         self.replies.disconnected(connection)
 
     # --- commands -----------------------------------------------------------------------------------------------------
@@ -135,9 +144,10 @@ class Intake:
     def _take(self, command: Send, batch: CheckedBatch, now: Now) -> None:
         header, known = batch.header, None
         if not command.copy:
-            known = self._producers.lookup(
-                header.producer_id, header.producer_sequence, header.messages, header.data_crc
-            )
+            producer_id, first = header.producer_id, header.producer_sequence
+            self._producers.attach(command.connection, producer_id)
+            written_us = self._written_us(command.connection, producer_id, first) if self._unanswered else None
+            known = self._producers.lookup(producer_id, first, header.messages, header.data_crc, written_us)
         if known is not None:
             self._repeats.append(Repeat(command, known))
             return
@@ -152,7 +162,8 @@ class Intake:
             self._check_whole(partition)
             numbers = self.delay_log.numbers_of(batch)
         else:
-            numbers = self.numbering.of(batch) if command.numbers is None else command.numbers
+            rights = self._rights.get(command.connection) if self._rights and not command.copy else None
+            numbers = self.numbering.of(batch, rights=rights) if command.numbers is None else command.numbers
             if batch.run is not None and not command.copy and batch.run[1] == LANE_NORMAL:
                 self._know(command.connection, view, header, numbers)
             partition = self._choose(numbers)
@@ -162,6 +173,11 @@ class Intake:
             self._refusals.check(header.producer_id, header.producer_sequence)
         position = self._placed(partition, header.size)
         self._stage(view, batch, partition, position, numbers, now, command, own, command.flush, source=source)
+
+    def _written_us(self, connection: int, producer_id: bytes, first: int) -> int | None:
+        """Return when a batch was written at the earliest that comes again; None for one that does not."""
+        known_id, end, written_us = self._unanswered.get(connection, (b"", 0, 0))
+        return written_us if producer_id == known_id and first < end else None
 
     def _know(self, connection: int, view: memoryview, header: Header, number: int | Numbers) -> None:
         """Let later batches of the same subject go the short way."""
@@ -219,6 +235,7 @@ class Intake:
             sender = self._sender(connection, table)
             if sender is None:
                 return None
+            self._producers.attach(connection, producer_id)
         number, front = sender
         monotonic_us, wall_us = now
         stored_at_us = self._stamp_us + 1
@@ -593,6 +610,8 @@ def _each(numbers: int | Numbers) -> list[int]:
 #: Tables that are remembered, and the bytes of the largest: an untrusted client must not fill the memory.
 _KNOWN_TABLES: Final = 16_384
 _KNOWN_TABLE_BYTES: Final = 384
+#: Prefixes of tokens whose subjects are counted.
+_SHARES: Final = 10_000
 
 
 class SubjectNumbering:
@@ -603,9 +622,11 @@ class SubjectNumbering:
         #: The number of a subject's normal lane by the table of a batch that names it alone, for small tables that were
         #: checked.
         self.by_table: dict[bytes, int] = {}
+        self._shares = SubjectShares(store)
 
-    def of(self, batch: CheckedBatch, *, forced: bool = False) -> int | Numbers:
-        """Return the subject number of each run; register new subjects, with *forced* also beyond the limit.
+    def of(self, batch: CheckedBatch, *, forced: bool = False, rights: Rights | None = None) -> int | Numbers:
+        """Return the subject number of each run; register new subjects, with *forced* also beyond the limit, and of the
+        prefixes of a token with *rights* no more than its share.
 
         Raises the errors of check_subject and Store.add_subject.
         """
@@ -615,23 +636,23 @@ class SubjectNumbering:
         if batch.run is not None:
             name, lane = batch.names[batch.run[0]], batch.run[1]
             number = self._store.subjects.number(name, lane)
-            return self._add(name, lane, forced) if number is None else number
+            return self._add(name, lane, forced, rights) if number is None else number
         assert batch.runs is not None
         if batch.runs["lane"].any():
-            return self._of_lanes(batch.names, batch.runs, forced)
+            return self._of_lanes(batch.names, batch.runs, forced, rights)
         known = self._store.subjects.numbers(batch.names)
         if None in known:
             for name, number in zip(batch.names, known, strict=True):
                 if number is None:
                     check_subject(name)  # all of them before any is registered
             known = [
-                self._add(name, LANE_NORMAL, forced) if number is None else number
+                self._add(name, LANE_NORMAL, forced, rights) if number is None else number
                 for name, number in zip(batch.names, known, strict=True)
             ]
         by_run: Numbers = np.array(known, np.int64)[batch.runs["subject"]]
         return by_run
 
-    def _of_lanes(self, names: Sequence[str], runs: Runs, forced: bool) -> Numbers:
+    def _of_lanes(self, names: Sequence[str], runs: Runs, forced: bool, rights: Rights | None) -> Numbers:
         number = self._store.subjects.number
         for name in names:
             if number(name) is None:
@@ -639,7 +660,7 @@ class SubjectNumbering:
 
         def number_of(name: str, lane: int) -> int:
             known = number(name, lane)
-            return self._add(name, lane, forced) if known is None else known
+            return self._add(name, lane, forced, rights) if known is None else known
 
         return numbers_by_run(names, runs, number_of)
 
@@ -665,6 +686,51 @@ class SubjectNumbering:
                 self.by_table.clear()
             self.by_table[bytes(view[BATCH_HEADER_SIZE + RUN_SIZE : header.data_start])] = number
 
-    def _add(self, name: str, lane: int, forced: bool) -> int:
+    def _add(self, name: str, lane: int, forced: bool, rights: Rights | None) -> int:
         """Register a lane of a subject, whose name is checked first."""
-        return self._store.add_subject(check_subject(name), lane, forced=forced)
+        check_subject(name)
+        if rights is not None and not forced:
+            self._shares.check(name, rights)
+        return self._store.add_subject(name, lane, forced=forced)
+
+
+class SubjectShares:
+    """Keeps tokens from using up the room for subjects: a token gets a new one only while the prefix by which it may
+    send there has fewer than are free. So whoever comes next finds half of the room that was left.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._counted: dict[str, tuple[int, int]] = {}  # by prefix: the names, and how many subjects were looked at
+
+    def check(self, name: str, rights: Rights) -> None:
+        """Raise TooManySubjects where a new lane of a subject would be more than the token's share."""
+        store, subjects = self._store, self._store.subjects
+        if subjects.has_name(name):
+            used, most, count = store.further_lanes, MOST_LANES, subjects.count_lanes_under
+        else:
+            used, most, count = store.live_subjects, store.max_subjects, self._names_under
+        prefix = _prefix_of(name, rights.produce)
+        if 2 * used < most or not prefix or (share := count(prefix)) < most - used:
+            return  # most often nothing is counted
+        what = "priorities and slots of order keys" if subjects.has_name(name) else "subjects"
+        raise TooManySubjects(
+            f"the broker has room for {most - used:,} more {what}, and {prefix!r}, by which token {rights.name!r} may "
+            f"send to {name!r}, has {share:,} already: the rest is for others; use fewer, or raise max_subjects"
+        )
+
+    def _names_under(self, prefix: str) -> int:
+        count, place = self._counted.get(prefix, (0, 0))
+        count += self._store.subjects.count_under(prefix, place)
+        if len(self._counted) >= _SHARES:
+            self._counted.clear()
+        self._counted[prefix] = count, self._store.subjects.name_count
+        return count
+
+
+def _prefix_of(name: str, prefixes: Collection[str]) -> str:
+    """Return the shortest of these prefixes that takes a name."""
+    end = 0
+    while name[:end] not in prefixes and end < len(name):
+        end = name.find(".", end) + 1 or len(name)
+    return name[:end]

@@ -81,7 +81,8 @@ def subjects(as_json: bool, header: bool, server: str, timeout: float) -> None:
 def list_subjects(prefix: str, as_json: bool, header: bool, server: str, timeout: float) -> None:
     """List the subjects of PREFIX (without one, all): how many stored messages each has, their first sequence, the
     sequence of the next one, and how many are delayed. Where there are any, also how many have high or low priority, or
-    an order key (ordered); these have sequences of their own, which are not shown.
+    an order key (ordered). Each priority and each slot of order keys has sequences of its own, so the table shows no
+    sequences of such a subject.
 
     On a terminal the table goes by name. In a pipe the lines come in the order in which the subjects were created.
 
@@ -188,7 +189,11 @@ def _table(found: Sequence[SubjectInfo], width: int) -> Table:
         table.add_column("broker", no_wrap=True)
     for info in found:
         by_lanes = (getattr(info, kind) for kind in kinds)
-        counts = info.messages, *by_lanes, info.first_sequence, info.next_sequence, info.delayed
+        sequences = (info.first_sequence, info.next_sequence)
+        if any(lane_counts(info)):  # each lane has sequences of its own
+            sequences = (None, None)
+        counts = info.messages, *by_lanes, *sequences, info.delayed
         name = f"[bold]{info.name}[/]" + ("" if is_wide else in_cell(info, several))
-        table.add_row(name, *(f"{count:,}" for count in counts), *([info.broker] if is_wide and several else []))
+        shown = ("-" if count is None else f"{count:,}" for count in counts)
+        table.add_row(name, *shown, *([info.broker] if is_wide and several else []))
     return table

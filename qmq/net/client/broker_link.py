@@ -549,7 +549,13 @@ class Link:
                 await connection.open(address, self._routes)
                 await self._adopt(
                     connection,
-                    await connection.hello(client_name(), self._options.name, self._options.app, address.token),
+                    await connection.hello(
+                        client_name(),
+                        self._options.name,
+                        self._options.app,
+                        address.token,
+                        self._sending.unanswered(asyncio.get_running_loop().time()),
+                    ),
                 )
         except BaseException as error:
             connection.abort(ConnectionLost("given up"))

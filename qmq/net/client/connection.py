@@ -260,12 +260,17 @@ class BrokerConnection(asyncio.BufferedProtocol):
         self._counted += 1
         return self._counted << 1 | self._counted.bit_count() & 1
 
-    async def hello(self, client: str, name: str = "", app: str = "", token: str = "") -> Welcome:
-        """Send HELLO and return WELCOME; *name*, *app* and *token* are those of ``qmq.connect``. Raises QmqError if the
-        broker refuses the client or its answer is invalid.
+    async def hello(
+        self, client: str, name: str = "", app: str = "", token: str = "",
+        unanswered: tuple[bytes, int, int] | None = None,
+    ) -> Welcome:  # fmt: skip
+        """Send HELLO and return WELCOME; *name*, *app* and *token* are those of ``qmq.connect``, *unanswered* is of
+        ``SendWindow.unanswered``. Raises QmqError if the broker refuses the client or its answer is invalid.
         """
         names = {key: value for key, value in (("name", name), ("app", app), ("token", token)) if value}
         fields = {"protocol": frames.PROTOCOL_VERSION, "client": client, **names}
+        if unanswered is not None:
+            fields["unanswered"] = unanswered
         answer = await self.request(FrameKind.HELLO, fields)
         try:
             welcome = Welcome(*(answer.meta[name] for name in Welcome._fields))

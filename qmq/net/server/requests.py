@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 from crc32c import crc32c
 
 from qmq.broker.ports import commands
-from qmq.broker.ports.commands import Command
+from qmq.broker.ports.commands import Command, Unanswered
 from qmq.errors import InvalidOption, ProtocolError, UnsupportedVersion
 from qmq.format.layout import MESSAGE_ID_SIZE, PRODUCER_ID_SIZE
 from qmq.net.protocol import frames
@@ -34,13 +34,14 @@ _SEND: Final = int(FrameKind.SEND)
 
 class Hello(NamedTuple):
     """The content of the first frame of a connection: the client's software, the names of connection and program, and
-    its token, each empty where it is left out.
+    its token, each empty where it is left out; and the client's batches without an answer, where it has some.
     """
 
     client: str
     name: str
     app: str
     token: str
+    unanswered: Unanswered | None
 
 
 def decode_hello(frame: Frame) -> Hello:
@@ -58,7 +59,18 @@ def decode_hello(frame: Frame) -> Hello:
     token = fields.get("token", "")
     if type(token) is not str:
         raise ProtocolError("HELLO has a text in token")
-    return Hello(client, name, app, token)
+    return Hello(client, name, app, token, _unanswered(fields.get("unanswered")))
+
+
+def _unanswered(value: object) -> Unanswered | None:
+    match value:
+        case None:
+            return None
+        case [bytes(producer_id), int(end), int(age_ms)] if (
+            len(producer_id) == PRODUCER_ID_SIZE and 0 <= end < 1 << 64 and 0 <= age_ms < 1 << 53
+        ):
+            return Unanswered(producer_id, end, age_ms * 1_000)
+    raise ProtocolError("unanswered in HELLO is a producer id, a producer sequence, and milliseconds")
 
 
 def decode_request(connection: int, frame: Frame) -> Command:

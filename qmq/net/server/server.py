@@ -497,7 +497,7 @@ class Server:
     def frame(self, connection: ClientConnection, frame: Frame) -> None:
         """Hand one frame to the broker. Raises the QmqError that ends the connection."""
         if not connection.greeted:
-            connection.client, connection.name, connection.app, token = decode_hello(frame)
+            connection.client, connection.name, connection.app, token, unanswered = decode_hello(frame)
             try:
                 connection.login = self._logins.log_in(token, connection.certificate_name, self._time.wall_us)
             except Unauthorized as error:
@@ -505,7 +505,7 @@ class Server:
                 return
             connection.greeted = True
             connection.opened_us = self._time.wall_us
-            self._connected(connection, connection.login)
+            self._connected(connection, connection.login, unanswered)
             log.debug("connection %d of %s is client %r", connection.number, connection.shown, connection.client)
             self._replies.put(connection, frames.encode_frame(FrameKind.WELCOME, frame.request, self._welcome))
             return
@@ -542,11 +542,14 @@ class Server:
         if not self._deferred.take(connection, command):
             self._hand_in(connection, command)
 
-    def _connected(self, connection: ClientConnection, login: Login | None) -> None:
+    def _connected(
+        self, connection: ClientConnection, login: Login | None, unanswered: commands.Unanswered | None = None
+    ) -> None:
         """Tell the broker of a connection, or of its new rights."""
         rights = None if login is None else login.rights
         stamp = stamp_of(*connection.address, sender="" if rights is None else rights.name)
-        self._handle(commands.Connected(connection.number, stamp, rights, connection.name or connection.app))
+        program = connection.name or connection.app
+        self._handle(commands.Connected(connection.number, stamp, rights, program, unanswered))
 
     def _refuse_login(self, connection: ClientConnection, error: Unauthorized, *, is_tried: bool) -> None:
         """End a connection whose login has failed; later, when many from its address have failed. *is_tried*: it gave a

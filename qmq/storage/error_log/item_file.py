@@ -21,6 +21,8 @@ from qmq.storage.error_log.sorted_runs import RunClaim, RunOwner, SortedRun
 
 #: Items in memory before they become a run.
 MEMORY_ITEMS: Final = 4_096
+#: Items in memory that are given at once.
+_BLOCK: Final = 256
 #: The most runs that a checkpoint merges into one: half a MiB is read for each.
 MERGED_RUNS: Final = 8
 
@@ -50,7 +52,8 @@ class ItemLog(RunOwner):
     def __init__(self, disk: Disk, directory: Path, store_id: bytes, form: Form, damaged: list[StorageError]) -> None:
         """Make an empty log; see RunOwner."""
         super().__init__(disk, directory, store_id, form, damaged)
-        self._in_memory: list[Items] = []  # arrays of one item
+        self._memory: Items = np.empty(0, self._memory_form)  # the first _held are the items in memory, by number
+        self._held = 0
         self._runs: list[NumberedRun] = []
         self._taken_out = Intervals()  # all numbers below the next one that were taken out
         self._untidy = False  # items were taken out since the last tidying
@@ -71,19 +74,37 @@ class ItemLog(RunOwner):
         items = items.copy()
         items["number"] = np.arange(self._next_number, self._next_number + len(items))
         self._next_number += len(items)
-        self._in_memory += [items[at : at + 1] for at in range(len(items))]
-        if len(self._in_memory) >= self._spill_at:
+        self._hold(items)
+        if self._held >= self._spill_at:
             try:
                 self._spill()
             except StorageError as error:
                 self._damaged.append(error)
-                self._spill_at = len(self._in_memory) + MEMORY_ITEMS // 8
+                self._spill_at = self._held + MEMORY_ITEMS // 8
+
+    @property
+    def _in_memory(self) -> Items:
+        return self._memory[: self._held]
+
+    def _hold(self, items: Items) -> None:
+        """Put items behind those in memory: into room for more of them, since joining arrays of items is slow."""
+        end = self._held + len(items)
+        if end > len(self._memory):
+            grown = np.empty(max(end, 2 * len(self._memory)), self._memory_form)
+            grown[: self._held] = self._in_memory
+            self._memory = grown
+        self._memory[self._held : end] = items
+        self._held = end
+
+    def _forget(self) -> None:
+        """Forget the items in memory."""
+        self._memory, self._held = self._memory[:0].copy(), 0
 
     def _spill(self) -> None:
         self._drop_taken_out()
-        if len(self._in_memory) > MEMORY_ITEMS // 2:
-            self._runs.append(self._run_of(np.concatenate(self._in_memory)))
-            self._in_memory = []
+        if self._held > MEMORY_ITEMS // 2:
+            self._runs.append(self._run_of(self._in_memory))
+            self._forget()
         self._spill_at = MEMORY_ITEMS
 
     def _run_of(self, items: Items) -> NumberedRun:
@@ -93,7 +114,9 @@ class ItemLog(RunOwner):
 
     def _drop_taken_out(self) -> None:
         """Drop items in memory that were taken out."""
-        self._in_memory = [item for item in self._in_memory if int(item["number"][0]) not in self._taken_out]
+        left = self._left(self._in_memory).copy()
+        self._forget()
+        self._hold(left)
 
     def _left_in(self, one: NumberedRun) -> int:
         return sum(end - start for start, end in self._taken_out.missing(one.first, one.end))
@@ -133,9 +156,9 @@ class ItemLog(RunOwner):
         for one in self._runs:
             if number + 1 < one.end:
                 yield from self._blocks(one, number)
-        if self._in_memory:
-            block = np.concatenate(self._in_memory)
-            yield self._left(block[block["number"] > number])
+        start = int(np.searchsorted(self._in_memory["number"], number, "right"))
+        for at in range(start, self._held, _BLOCK):
+            yield self._left(self._in_memory[at : at + _BLOCK].copy())
 
     def _blocks(self, one: NumberedRun, number: int) -> Iterator[Items]:
         """Yield the blocks of a run that have items with a higher number. Raises StorageFailed."""
@@ -181,8 +204,7 @@ class ItemLog(RunOwner):
         if self._untidy:
             self._tidy()
         runs = [(one.run.number, one.run.items, one.run.slots, one.first, one.end) for one in self._runs]
-        loose = np.concatenate(self._in_memory) if self._in_memory else np.empty(0, self._memory_form)
-        in_memory = pack_items(loose, self._form)
+        in_memory = pack_items(self._in_memory, self._form)
         return ItemLogClaim(self._next_number, self._next_run, runs, in_memory, list(self._taken_out))
 
     def restore(self, claim: ItemLogClaim) -> None:
@@ -192,7 +214,6 @@ class ItemLog(RunOwner):
             NumberedRun(first, end, self._run(RunClaim(number, items, 0, slots)))
             for number, items, slots, first, end in claim.runs
         ]
-        loose = unpack_items(claim.in_memory, self._form)
-        self._in_memory = [loose[at : at + 1] for at in range(len(loose))]
+        self._hold(unpack_items(claim.in_memory, self._form))
         for start, end in claim.taken_out:
             self._taken_out.add(start, end)

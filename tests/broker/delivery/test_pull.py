@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from qmq.broker import broker
+from qmq.broker import subject_list
 from qmq.broker.ports.commands import Disconnected, ListSubjects, Subscribe, Unsubscribe, Withdraw
 from qmq.broker.ports.effects import PulledMessages, Refused, SubjectList, Unsubscribed
 from qmq.errors import (
@@ -394,7 +394,8 @@ def test_subjects_are_listed_in_pages(tmp_path: Path) -> None:
 
 
 def test_a_list_looks_at_so_many_subjects_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(broker, "_MOST_LOOKED_AT", 3)
+    monkeypatch.setattr(subject_list, "_MOST_LOOKED_AT", 3)
+    monkeypatch.setattr(subject_list, "_SUBJECTS", 3)
     driven = Driven(tmp_path)
     driven.do(driven.send_command({name: [b"x"] for name in ("a.0", "a.1", "a.2", "a.3", "s.0", "s.1", "a.4")}))
     pages = [driven.do(ListSubjects(1, 1, "s.", after, 2))[0] for after in (0, 3, 6)]

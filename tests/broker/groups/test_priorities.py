@@ -11,6 +11,7 @@ from qmq.broker.groups.name_order import NameOrder
 from qmq.broker.groups.priorities import HIGH, LOW, NORMAL, PriorityShare
 from qmq.broker.ports.commands import DispositionRange, HandBack, Subscribe
 from qmq.broker.ports.effects import HandedBack, PulledMessages, Refused, Subscribed
+from qmq.broker.ports.work import whole
 from qmq.errors import InvalidOption
 from qmq.format.layout import LANE_HIGH, LANE_LOW, LANE_NORMAL
 from qmq.net.protocol.types import AT_MOST_ONCE, BROADCAST, Disposition
@@ -273,6 +274,7 @@ def test_lag_counts_each_priority(tmp_path: Path) -> None:
     for prefixes in (("a.",), ("a.b",)):
         subscription = driven.join(*prefixes)
         driven.put("high 0", "low 0", "normal 0")
-        assert ready(driven.store, driven.broker.groups["g"], NameOrder(driven.store.subjects)).messages == 3
+        work = ready(driven.store, driven.broker.groups["g"], NameOrder(driven.store.subjects))
+        assert whole(work).messages == 3
         assert driven.got(subscription) == ["high 0", "normal 0", "low 0"]
     driven.close()

@@ -10,12 +10,14 @@ from qmq.broker.groups.lag import ready, waiting
 from qmq.broker.groups.name_order import NameOrder
 from qmq.broker.ports.commands import Administer, HandOver, ListSubjects, Restore, Send
 from qmq.broker.ports.effects import InfoWanted, Refused, Sent, SubjectList
+from qmq.broker.ports.work import whole
 from qmq.errors import BadBatch
 from qmq.format.build import RunContent, build_batch, make_header
 from qmq.format.copies.for_group import private_batch
 from qmq.format.copies.restored import numbered, restored_batches
 from qmq.format.layout import LANE_HIGH, LANE_LOW, LANE_NORMAL, LANE_ORDERED
 from qmq.net.protocol.types import Disposition
+from qmq.storage import store
 from qmq.storage.store import Store
 from tests.broker.harness import START_US, Driven, batch_of
 from tests.format.contents import reseal, set_run
@@ -95,8 +97,9 @@ def test_lists_add_the_lanes_of_a_subject_up(tmp_path: Path) -> None:
     assert info.fields["subjects"] == 2
     group = driven.broker.groups["g"]
     order = NameOrder(driven.store.subjects)
-    assert ready(driven.store, group, order) == (6, True)
-    assert {(row.subject, row.lane, row.end - row.start) for row in waiting(driven.store, group, order, 0, 10)[0]} == {
+    assert whole(ready(driven.store, group, order)) == (6, True)
+    rows, _ = whole(waiting(driven.store, group, 0, 10))
+    assert {(row.subject, row.lane, row.end - row.start) for row in rows} == {
         (name, lane, count) for name, lane, count in EXPECTED
     }
     driven.close()
@@ -165,12 +168,20 @@ def test_an_unknown_lane_of_any_request_hurts_nobody_else(tmp_path: Path, kind: 
     driven.close()
 
 
-def test_each_lane_counts_as_a_subject(tmp_path: Path) -> None:
+def test_lanes_do_not_count_as_subjects_and_have_a_bound_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "MOST_LANES", 3)
     driven = Driven(tmp_path, max_subjects=2)
     driven.send("a", b"1")
-    driven.send_runs(run("a", LANE_HIGH, b"2"))
-    with pytest.raises(AssertionError, match="each priority and each slot of order keys of a subject counts as one"):
-        driven.send_runs(run("a", LANE_LOW, b"3"))
+    for lane in (LANE_HIGH, LANE_LOW, LANE_ORDERED):
+        driven.send_runs(run("a", lane, b"2"))
+    driven.send_runs(run("b", LANE_ORDERED, b"3"))  # its first lane
+    with pytest.raises(AssertionError, match="priorities and slots of order keys, the most"):
+        driven.send_runs(run("a", LANE_ORDERED + 1, b"4"))
+    with pytest.raises(AssertionError, match="there are 2 subjects"):
+        driven.send_runs(run("c", LANE_ORDERED, b"5"))
+    driven.send_runs(run("a", LANE_ORDERED, b"6"))
     driven.close()
 
 

@@ -83,17 +83,25 @@ def test_a_number_stands_for_a_name_and_a_lane(tmp_path: Path) -> None:
         assert (one.number("c"), one.number("c", LANE_ORDERED | 4_095)) == (None, 3)
         assert [one.numbers_of(name) for name in ("a.x", "b", "c", "d")] == [[0, 2, 4], [1], [3], []]
         assert one.lanes_of("a.x") == {LANE_NORMAL: 0, LANE_HIGH: 2, LANE_ORDERED: 4}
-        assert [one.same_name(number) for number in (0, 1, 4)] == [[0, 2, 4], [1], [0, 2, 4]]
+        assert [one.further_lanes(name).tolist() for name in ("a.x", "b", "c", "d")] == [[2, 4], [], [], []]
+        assert [one.heads(number, 9) for number in (0, 1, 2, 4)] == [[0, 1, 3], [1, 3], [3], []]
+        assert (one.heads(0, 2), one.heads_from(1, 9)) == ([0, 1], [1, 3])
+        assert one.names_with_lanes(0, 9) == ["a.x", "c"]
+        assert [one.kinds_under("a.", since) for since in (0, 3, 5)] == [
+            {LANE_HIGH, LANE_ORDERED},
+            {LANE_ORDERED},
+            set(),
+        ]
         assert one.under("a.", 0, 5) == [0, 2, 4]
         assert one.lane_kinds == {LANE_NORMAL, LANE_HIGH, LANE_ORDERED}
-        assert (one.count, one.count_names()) == (5, 3)
+        assert (one.count, one.name_count) == (5, 3)
         one.close()
 
 
 def test_without_lanes_names_are_numbers(tmp_path: Path) -> None:
     table = make(tmp_path / "subjects", ["a", "b"])
-    assert (table.has_lanes, table.lane_kinds, table.same_name(1)) == (False, {LANE_NORMAL}, [1])
-    assert table.count_names() == table.count == 2
+    assert (table.has_lanes, table.lane_kinds, table.lane_name_count) == (False, {LANE_NORMAL}, 0)
+    assert table.name_count == table.count == 2
     table.close()
 
 

@@ -137,7 +137,7 @@ def _blocked(
         return None
     slots = order.taken()[:_MOST_LOOKED]
     ends = store.subjects.ends[slots].astype(np.int64)
-    waiting = ends - group.cursors.upto(store.subjects.count)[slots].astype(np.int64)
+    waiting = ends - group.cursors.of(slots).astype(np.int64)
     is_blocked = waiting > 0
     return order, slots[is_blocked], waiting[is_blocked]
 

@@ -114,6 +114,17 @@ class SendWindow:
         self._in_flight.clear()
         self._retries.sort(key=_by_sequence)
 
+    def unanswered(self, now: float) -> tuple[bytes, int, int] | None:
+        """Return what a broker is told of the batches whose answers were lost: the producer id, the sequence behind the
+        last of them, and the milliseconds since the first was written. None where there are none.
+        """
+        lost = [batch for batch in self._retries if batch.answer_lost]
+        if not lost:
+            return None
+        end = max(batch.producer_sequence + batch.count for batch in lost)
+        age = now - min(batch.first_written_at for batch in lost)
+        return self._outcomes.producer_id, end, max(0, int(age * 1_000))
+
     # --- other brokers -----------------------------------------------------------------------------------------------
 
     def take_new(self, does: bool) -> None:

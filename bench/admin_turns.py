@@ -1,0 +1,271 @@
+"""Measure for how long each administrative call holds the broker's loop, beside very many subjects, slots and groups.
+
+`python -m bench.admin_turns` makes 100,000 subjects, 200 more of 4,096 slots each, and 10,000 groups, which takes some
+minutes. The broker is a process of its own; between two beats its loop counts the processor time of its thread, so
+other programs on the machine do not matter much. A line has the answers of one call, and its longest and second longest
+time between two beats.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import mmap
+import os
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Final
+
+import qmq
+from qmq.daemon.main import RunningBroker
+from qmq.format.hashing import hash_bytes
+from qmq.format.lanes import lane_of_key_hash
+from qmq.net.client.admin.admin import AdminOfOne
+from qmq.settings import Settings
+
+#: The time between two beats of the broker's loop.
+_BEAT_S: Final = 0.0005
+#: Longest and second longest time between two beats in ms, and the count of beats longer than the goal.
+_BEATS: Final = struct.Struct("<ddQ")
+_GOAL_MS: Final = 20.0
+
+Call = Callable[[], Awaitable[object]]
+
+
+# --- the broker ------------------------------------------------------------------------------------------------------
+
+
+async def _serve(directory: Path, beats: mmap.mmap) -> None:
+    running = RunningBroker(Settings.model_validate({"data_dir": directory, "listen": "127.0.0.1:0"}))
+    await running.start()
+    print(running.url, flush=True)
+    last = time.thread_time()
+    while os.getppid() != 1:
+        await asyncio.sleep(_BEAT_S)
+        now = time.thread_time()
+        longest, second, over = _BEATS.unpack_from(beats, 0)
+        took, last = (now - last) * 1_000, now
+        if took > second:
+            longest, second = max(longest, took), min(longest, took)
+            _BEATS.pack_into(beats, 0, longest, second, over + (took > _GOAL_MS))
+
+
+def serve(directory: Path, beats: Path) -> None:
+    """Run a broker that counts its beats in a file, until its parent ends."""
+    import uvloop
+
+    with beats.open("r+b") as file, mmap.mmap(file.fileno(), _BEATS.size) as mapped:
+        uvloop.run(_serve(directory, mapped))
+
+
+# --- the state -------------------------------------------------------------------------------------------------------
+
+
+def keys_of_slots() -> list[str]:
+    """Return one order key for each slot."""
+    found = dict[int, str]()
+    number = 0
+    while len(found) < 4_096:
+        found.setdefault(lane_of_key_hash(hash_bytes(b"%d" % number)), str(number))
+        number += 1
+    return list(found.values())
+
+
+class Sizes(argparse.Namespace):
+    """How much there is of everything."""
+
+    subjects: int
+    ordered: int
+    groups: int
+    members: int
+    dead: int
+    delayed: int
+    directory: Path | None
+    only: str
+    serve: list[Path] | None
+
+
+async def fill(url: str, sizes: Sizes) -> None:
+    """Make the subjects, the groups, the members of a broadcast, dead letters and delayed messages."""
+    async with qmq.connect(url, durability="append", send_timeout=600) as client:
+        for number in range(sizes.subjects):
+            client.send_nowait(f"family{number % 10}.{number}", b"x")
+            if number % 10_000 == 0:
+                await client.drain()
+        await client.flush()
+        keys = keys_of_slots()
+        for number in range(sizes.ordered):
+            await client.send_many(f"ordered.{number}", [b"x"] * len(keys), order_keys=keys)
+        for number in range(sizes.delayed):
+            client.send_nowait(f"family{number % 10}.{number}", b"x", delay=86_400)
+            if number % 10_000 == 0:
+                await client.drain()
+        await client.flush()
+        followed = ("", "ordered.", "family1.")
+
+        async def make(number: int) -> None:
+            prefix = followed[number] if number < len(followed) else f"family{number % 10}.{number}"
+            async with client.subscribe(prefix, group=f"group-{number:05}"):
+                pass
+
+        plain = sizes.groups - sizes.members - 1
+        for first in range(0, plain, 100):
+            await asyncio.gather(*map(make, range(first, min(first + 100, plain))))
+        for _ in range(0, sizes.dead, 10_000):
+            await client.send_many("dead.letters", [b"x"] * min(sizes.dead, 10_000))
+        async with client.subscribe("dead.letters", group="dead") as consumer:
+            left = sizes.dead
+            while left:
+                batch = await consumer.pull_batch(1_000, timeout=5)
+                await batch.reject("no use")
+                left -= len(batch)
+        members = range(sizes.members)
+        for first in range(0, len(members), 100):
+            await asyncio.gather(*(_member(client, number) for number in members[first : first + 100]))
+
+
+async def _member(client: qmq.Client, number: int) -> None:
+    async with client.subscribe(
+        "family2.2", group="broadcast", mode="broadcast", consumer=f"member-{number:05}", start="first"
+    ):
+        pass
+
+
+# --- the calls -------------------------------------------------------------------------------------------------------
+
+
+async def _pages(do: Callable[..., Awaitable[dict[str, Any]]], action: str, first: object, **fields: object) -> int:
+    """Ask for all pages of a list; return how many rows they have."""
+    rows, after = 0, first
+    while after is not None:
+        page = await do(action, after=after, **fields)
+        rows += len(page["rows"])
+        after = page["after"]
+    return rows
+
+
+async def _subjects(client: qmq.Client, prefix: str) -> int:
+    return len([subject async for subject in client.subjects(prefix)])
+
+
+def calls(client: qmq.Client) -> dict[str, Call]:
+    """Return the calls by name, in the order in which to make them: the last ones delete things."""
+    link = client._brokers.links[0]
+    do = AdminOfOne(link).do
+    admin = client.admin
+
+    def resend(**fields: object) -> Call:
+        return lambda: admin.resend(**fields)  # type: ignore[arg-type]
+
+    since = datetime.now(UTC) - timedelta(hours=1)
+    return {
+        "first info": admin.info,
+        "first stats": admin.stats,
+        "first groups": admin.groups,
+        "first subjects ''": lambda: _subjects(client, ""),
+        "subjects ''": lambda: _subjects(client, ""),
+        "subjects 'ordered.'": lambda: _subjects(client, "ordered."),
+        "subjects 'none.'": lambda: _subjects(client, "none."),
+        "info": admin.info,
+        "rights": admin.rights,
+        "stats": admin.stats,
+        "groups": admin.groups,
+        "groups ''": lambda: admin.groups("group-00000"),
+        "groups broadcast": lambda: admin.groups("broadcast"),
+        "consumers broadcast": lambda: admin.consumers("broadcast"),
+        "waiting ''": lambda: _pages(do, "waiting", 0, group="group-00000"),
+        "dead_letters": lambda: _pages(do, "dead_letters", 0, group="dead"),
+        "dead_letters, 1,000 a page": lambda: _pages(do, "dead_letters", 0, group="dead", limit=1_000),
+        "set_group ''": lambda: admin.set_group("group-00000", max_attempts=7),
+        "set_group broadcast": lambda: admin.set_group("broadcast", max_unacked=99),
+        "set_group follows": lambda: admin.set_group("group-00001", follows=["ordered.", "family3."]),
+        "set_group broadcast follows": lambda: admin.set_group("broadcast", follows=["family3.", "family2.2"]),
+        "seek_group ''": lambda: admin.seek("group-00000", "new"),
+        "seek_group broadcast": lambda: admin.seek("broadcast", since),
+        "groups after a seek": admin.groups,
+        "stats after a seek": admin.stats,
+        "resend to a group": resend(prefix="ordered.1", group="group-00000", dry_run=True),
+        "resend to all": resend(prefix="family1.", since=since, all_groups=True, dry_run=True),
+        "redrive": lambda: admin.redrive("dead", all=True),
+        "delete_dead": lambda: admin.delete_dead("dead", all=True),
+        "roll": admin.roll,
+        "delete_group ''": lambda: admin.delete_group("group-00000"),
+        "delete_group broadcast": lambda: admin.delete_group("broadcast"),
+    }
+
+
+async def measure(url: str, beats: mmap.mmap, only: str) -> None:
+    """Make all calls, and print what the broker's loop says of each."""
+    print(f"{'call':28} {'s':>7} {'longest ms':>11} {'second':>8} {'over 20 ms':>11}  answer", flush=True)
+    async with qmq.connect(url, admin_timeout=600) as client:
+        await client.admin.rights()
+        for name, call in calls(client).items():
+            if only not in name:
+                continue
+            await asyncio.sleep(0.3)  # what the call before has left to do
+            _BEATS.pack_into(beats, 0, 0.0, 0.0, 0)
+            began = time.perf_counter()
+            try:
+                answer = await call()
+            except qmq.QmqError as error:
+                answer = f"{type(error).__name__}: {error}"
+            took = time.perf_counter() - began
+            await asyncio.sleep(0.05)
+            longest, second, over = _BEATS.unpack_from(beats, 0)
+            shown = len(answer) if isinstance(answer, list) else answer
+            print(f"{name:28} {took:7.3f} {longest:11.1f} {second:8.1f} {over:11}  {shown!s:.60}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--serve", nargs=2, type=Path, metavar=("DIRECTORY", "BEATS"), help=argparse.SUPPRESS)
+    parser.add_argument("--subjects", type=int, default=100_000)
+    parser.add_argument("--ordered", type=int, default=200, help="subjects of 4,096 slots each")
+    parser.add_argument("--groups", type=int, default=10_000, help="groups, the members of a broadcast among them")
+    parser.add_argument("--members", type=int, default=2_000)
+    parser.add_argument("--dead", type=int, default=20_000, help="dead letters")
+    parser.add_argument("--delayed", type=int, default=20_000, help="delayed messages")
+    parser.add_argument("--directory", type=Path, help="a directory that is kept, and used again if it is there")
+    parser.add_argument("--only", default="", help="calls with this in their name")
+    sizes = parser.parse_args(namespace=Sizes())
+    if sizes.serve is not None:
+        serve(*sizes.serve)
+        return
+    with tempfile.TemporaryDirectory() as temporary:
+        directory = sizes.directory or Path(temporary) / "data"
+        is_new = not directory.exists()
+        if is_new:
+            with _broker(directory, Path(temporary) / "beats") as (url, _):
+                began = time.perf_counter()
+                asyncio.run(fill(url, sizes))
+                print(f"made in {time.perf_counter() - began:.0f} s", flush=True)
+        with _broker(directory, Path(temporary) / "beats") as (url, beats):
+            asyncio.run(measure(url, beats, sizes.only))
+
+
+@contextmanager
+def _broker(directory: Path, beats: Path) -> Iterator[tuple[str, mmap.mmap]]:
+    """A broker in a process of its own; gives its url, and the file of its beats."""
+    beats.write_bytes(bytes(_BEATS.size))
+    command = [sys.executable, "-m", "bench.admin_turns", "--serve", str(directory), str(beats)]
+    with (
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process,
+        beats.open("r+b") as file,
+        mmap.mmap(file.fileno(), _BEATS.size) as mapped,
+    ):
+        assert process.stdout is not None
+        try:
+            yield process.stdout.readline().strip(), mapped
+        finally:
+            process.terminate()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+"""No administrative call holds the loop for long: the work of each turn is counted, in opcodes of Python.
+
+A call whose work in one turn goes by the number of subjects, slots, groups or dead letters goes far beyond the bound.
+`python -m bench.admin_turns` measures the times, with far more of all.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final
+
+from qmq.broker.ports.access import ACTIONS
+from qmq.broker.ports.commands import Administer, DispositionRange, HandBack, ListSubjects, Subscribe
+from qmq.broker.ports.effects import Effect, PulledMessages, Refused
+from qmq.format.build import RunContent
+from qmq.format.layout import LANE_ORDERED, ORDER_SLOTS
+from qmq.net.protocol.types import BROADCAST, Disposition
+from tests.broker.harness import Driven
+
+SUBJECTS: Final = 3_000
+GROUPS: Final = 300
+MEMBERS: Final = 150
+DEAD: Final = 300
+#: About the 4 ms of a turn's work, and half as much again: a new subject costs about 60 opcodes.
+MOST_OPCODES: Final = 250_000
+
+
+def filled(directory: Path) -> Driven:
+    driven = Driven(directory)
+    for first in range(0, SUBJECTS, 1_000):
+        driven.do(driven.send_command({f"a{number % 5}.{number}": [b"x"] for number in range(first, first + 1_000)}))
+    for name in ("ordered.1", "ordered.2"):
+        driven.send_runs(*[RunContent(name, [b"x"], None, LANE_ORDERED + slot) for slot in range(ORDER_SLOTS)])
+    driven.do(driven.send_command({"dead": [b"x"] * DEAD}))
+    for number in range(GROUPS):
+        prefix = ("", "a1.", "ordered.")[number] if number < 3 else f"a{number % 5}.{number}"
+        driven.do(Subscribe(1, driven.request(), f"g{number}", (prefix,), "c", None))
+    for number in range(MEMBERS):
+        command = Subscribe(2, driven.request(), "all", ("a2.2",), f"c{number}", "first", mode=BROADCAST)
+        driven.do(command)
+    subscription = driven.subscribe("dead", group="dead", connection=3)
+    said = driven.do(driven.pull_command(subscription, connection=3))
+    count = sum(answer.messages for answer in said if isinstance(answer, PulledMessages))
+    rejected = DispositionRange(0, count, Disposition.REJECT, None, "no use")
+    driven.do(HandBack(3, driven.request(), subscription, [rejected]))
+    return driven
+
+
+class Opcodes:
+    """Counts the opcodes of QMQ's own functions while it calls something."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def _trace(self, frame: FrameType, event: str, argument: Any) -> Any:
+        if event == "call":
+            if "/qmq/" not in frame.f_code.co_filename:
+                return None
+            frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        elif event == "opcode":
+            self.count += 1
+        return self._trace
+
+    def of(self, call: Callable[[], object]) -> int:
+        self.count = 0
+        before = sys.gettrace()
+        sys.settrace(self._trace)
+        try:
+            call()
+        finally:
+            sys.settrace(before)
+        return self.count
+
+
+def most_of_a_turn(driven: Driven, command: Administer | ListSubjects) -> tuple[int, list[Effect]]:
+    """Carry out a command; return the opcodes of its longest turn, and the effects."""
+    opcodes = Opcodes()
+
+    def begin() -> None:
+        driven.broker.handle(command, driven.now)
+        driven.broker.turn(driven.now)
+
+    most, said = opcodes.of(begin), driven.effects()
+    for _ in range(1_000):
+        if any(getattr(effect, "request", None) == command.request for effect in said):
+            break
+        driven.now = driven.now._replace(monotonic_us=driven.now.monotonic_us + 2_000)
+        most = max(most, opcodes.of(lambda: driven.broker.tick(driven.now)))
+        said += driven.effects()
+    return most, said
+
+
+#: The fields of each action, in the order in which they are asked for.
+CALLS: Final[dict[str, dict[str, Any]]] = {
+    "info": {},
+    "rights": {},
+    "stats": {"after": "!"},
+    "groups": {},
+    "consumers": {"group": "all"},
+    "waiting": {"group": "g0"},
+    "dead_letters": {"group": "dead"},
+    "handled": {"group": "g0", "consumer": "c", "handled": [0, 1], "since_us": 0, "generation": 0},
+    "leave": {"group": "g0", "consumer": "c", "nonce": b"n"},
+    "cancel": {"id": "00" * 16},
+    "set_group": {"group": "all", "settings": {"max_attempts": 3}, "follows": ["a3."]},
+    "seek_group": {"group": "all", "to": "new"},
+    "redrive": {"group": "dead"},
+    "delete_dead": {"group": "dead"},
+    "resend": {"run": b"r" * 16, "group": "g0", "prefix": "a1.", "dry_run": True},
+    "restore": {"run": b"s" * 16, "group": "g0"},
+    "roll": {},
+    "delete_group": {"group": "all"},
+}
+
+
+def test_no_turn_of_an_administrative_call_is_long(tmp_path: Path) -> None:
+    assert set(CALLS) == set(ACTIONS), "a new action belongs here"
+    driven = filled(tmp_path)
+    found = dict[str, int]()
+    for prefix in ("", "ordered.", "none."):
+        command: Administer | ListSubjects = ListSubjects(9, driven.request(), prefix, 0, 10_000)
+        found[f"subjects {prefix!r}"], said = most_of_a_turn(driven, command)
+        assert not any(isinstance(effect, Refused) for effect in said)
+    for action, fields in CALLS.items():
+        found[action], _ = most_of_a_turn(driven, Administer(9, driven.request(), action, fields))
+
+    assert {name: most for name, most in found.items() if most > MOST_OPCODES} == {}
+    driven.close()
