@@ -189,9 +189,8 @@ def _table(found: Sequence[SubjectInfo], width: int) -> Table:
         table.add_column("broker", no_wrap=True)
     for info in found:
         by_lanes = (getattr(info, kind) for kind in kinds)
-        sequences = (info.first_sequence, info.next_sequence)
-        if any(lane_counts(info)):  # each lane has sequences of its own
-            sequences = (None, None)
+        has_lanes = any(lane_counts(info))  # each lane has sequences of its own
+        sequences = (None, None) if has_lanes else (info.first_sequence, info.next_sequence)
         counts = info.messages, *by_lanes, *sequences, info.delayed
         name = f"[bold]{info.name}[/]" + ("" if is_wide else in_cell(info, several))
         shown = ("-" if count is None else f"{count:,}" for count in counts)
