@@ -22,6 +22,7 @@ PUBLIC = "the public surface"
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "qmq": ("qmq.durations", "qmq.errors", "qmq.format.ids", "qmq.logs", "qmq.names", "qmq.net"),
     "qmq.errors": (),
+    "qmq.version": (),
     "qmq.names": ("qmq.errors",),
     "qmq.durations": ("qmq.errors",),
     "qmq.intervals": (),
@@ -57,6 +58,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "qmq.ownership",
         "qmq.net.transfer",
         "qmq.ping_socket",
+        "qmq.version",
     ),
     "qmq.net.transfer": (),
     "qmq.net.server": (
@@ -86,6 +88,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "qmq.settings",
         "qmq.storage",
         "qmq.tokens",
+        "qmq.version",
     ),
     # Readers of segments need to know whose a segment is and where its batches begin. They open no store, change none,
     # and know nothing of groups.
@@ -135,7 +138,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "qmq.testing",
     ),
     # A client in a process of its own: it knows of a broker what every client does.
-    "qmq.console": (PUBLIC, "qmq.console", "qmq.durations", "qmq.errors", "qmq.names", "qmq.net.client"),
+    "qmq.console": (PUBLIC, "qmq.console", "qmq.durations", "qmq.errors", "qmq.names", "qmq.net.client", "qmq.version"),
     "qmq.bench": (PUBLIC, "qmq.bench", "qmq.errors", "qmq.format", "qmq.net"),
     "qmq.cli": (
         PUBLIC,
@@ -158,6 +161,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "qmq.storage.verify.verify",
         "qmq.daemon.main",
         "qmq_spark.parquet.archive",  # which needs pyarrow, and no Spark
+        "qmq.version",
     ),
 }
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable, Sequence
-from importlib.metadata import version
 from typing import Any, Final, Protocol
 
 from pydantic import BaseModel, TypeAdapter
+
+from qmq.version import VERSION
 
 _REFERENCES: Final = "#/components/schemas/{model}"
 _ERRORS: Final = {
@@ -51,7 +52,7 @@ def document(endpoints: Sequence[Described]) -> dict[str, Any]:
         paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _operation(endpoint, schemas)
     return {
         "openapi": "3.1.0",
-        "info": {"title": "QMQ console", "version": version("qmq")},
+        "info": {"title": "QMQ console", "version": VERSION},
         "security": [{"token": []}, {"cookie": []}],
         "paths": paths,
         "components": {

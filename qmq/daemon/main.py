@@ -19,7 +19,6 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
-from importlib import metadata
 from typing import Any, Final, cast
 
 from qmq import ping_socket
@@ -49,6 +48,7 @@ from qmq.net.server.certificates import LOOK_S, ServerCertificates
 from qmq.settings import Settings, parse_address, parse_addresses, settings_text
 from qmq.storage.disk.disk import Disk
 from qmq.storage.store import PartitionDamage, Store, StoreOptions
+from qmq.version import VERSION
 
 log = logging.getLogger("qmq.broker")
 
@@ -180,7 +180,7 @@ class RunningBroker:
         except OSError as error:
             log.warning("probes with --data-dir %s get no answer: %s", directory, error.strerror or error)
             return None
-        said = ping_socket.answer(metadata.version("qmq"))
+        said = ping_socket.answer(VERSION)
         return Acceptor(asyncio.get_running_loop(), sock, lambda: _Pong(said), lambda: 0, lambda: False)
 
     def _look_at_certificates(self, certificates: ServerCertificates) -> None:
@@ -655,7 +655,7 @@ def _broker_limits(settings: Settings) -> BrokerLimits:
 def _server_options(settings: Settings, store: Store) -> ServerOptions:
     return ServerOptions(
         store_id=store.store_id,
-        version=metadata.version("qmq"),
+        version=VERSION,
         max_frame_bytes=settings.max_frame_bytes,
         max_batch_bytes=store.max_batch_bytes,
         max_message_bytes=settings.max_message_bytes,

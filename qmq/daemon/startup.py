@@ -7,7 +7,6 @@ import logging
 import platform
 from collections.abc import Iterable
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Final
 
@@ -19,6 +18,7 @@ from qmq.errors import QmqError
 from qmq.settings import Settings, differing_settings, settings_text, shown_settings
 from qmq.storage.disk.disk import Disk
 from qmq.storage.store import Store, StoreOptions
+from qmq.version import VERSION
 
 log = logging.getLogger("qmq.broker")
 
@@ -110,7 +110,7 @@ def log_start(settings: Settings, url: str, hosts: Iterable[str]) -> None:
     """Log the version and the settings that differ from the defaults; warn if others than this machine reach *hosts*,
     the IP addresses on which the broker lets in clients without a token.
     """
-    version, python, shown = metadata.version("qmq"), platform.python_version(), shown_settings(settings)
+    version, python, shown = VERSION, platform.python_version(), shown_settings(settings)
     values = {key: shown[key] for key in differing_settings(settings)}
     log.info(
         "ready on %s, data in %s: QMQ %s on Python %s; %s",

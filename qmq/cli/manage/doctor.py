@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
-from importlib import metadata
 from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -20,6 +19,7 @@ from qmq.cli.common.listing import Fields, is_for_people, output_options, show
 from qmq.cli.manage.blocked import blocked_text
 from qmq.errors import QmqError
 from qmq.net.client.address import parse_url
+from qmq.version import VERSION
 
 if TYPE_CHECKING:
     from qmq import BrokerInfo, ConsumerInfo, GroupInfo, SubjectInfo
@@ -153,7 +153,7 @@ def _of_broker(info: BrokerInfo, now: datetime) -> Iterator[_Found]:
     for problem in info.problems:
         if problem.code != "no_consumer":  # ``_of_groups`` says it with numbers, and sooner
             yield problem.level, problem.code, problem.message
-    mine = metadata.version("qmq")
+    mine = VERSION
     if info.version != mine:
         yield "warning", "other_version", f"the broker is qmq {info.version} and this command {mine}: update the older"
     ahead = (info.started_at + timedelta(seconds=info.uptime) - now).total_seconds()
