@@ -79,6 +79,7 @@ from qmq.broker.ports.effects import (
     SyncWanted,
     Unsubscribed,
     asker_of,
+    failed,
 )
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.broker.ports.metrics import Counters, FoundBy
@@ -175,7 +176,11 @@ class CommandDispatch:
             TraceMessage: lambda command, now: parts.traces.trace(command),
             TraceConsumer: lambda command, now: parts.traces.trace_consumer(command),
             Fetched: lambda command, now: log_reads.fetched(command),
-            InfoFound: lambda command, now: add(Administered(*command)),
+            InfoFound: lambda command, now: add(
+                Administered(*command[:3])
+                if command.failure is None
+                else failed(command.connection, command.request, command.failure)
+            ),
             Connected: self._connected,
             Disconnected: self._disconnected,
         }
@@ -334,20 +339,22 @@ class CommandDispatch:
             lambda answer: self._effects.append(kind(command.connection, command.request, answer)),
         )  # fmt: skip
 
-    def _resume(self, deferred: DeferredCommand | None, failed: QmqError | None, now: Now) -> None:
-        """Carry out a command whose read is done, or refuse it where the read has *failed*."""
+    def _resume(self, deferred: DeferredCommand | None, error: QmqError | None, now: Now) -> None:
+        """Carry out a command whose read is done, or refuse it where the read has failed with *error*."""
         if deferred is None:
             return
         command = deferred.command
         try:
-            if failed is not None:
-                raise failed
+            if error is not None:
+                raise error
             if isinstance(command, Subscribe):
                 self._parts.delivery.subscribe(command, deferred)
             else:
                 self._administer(command, now, deferred)
-        except QmqError as error:
-            self._effects.append(Refused(command.connection, command.request, error))
+        except QmqError as refusal:
+            self._effects.append(Refused(command.connection, command.request, refusal))
+        except Exception as cause:
+            self._effects.append(failed(command.connection, command.request, cause))
 
     def _read_for_retention(self, done: ReadDone, now: Now, then: Callable[[ReadDone, Now], None]) -> None:
         """Report the error of a read for retention, then hand its end on."""

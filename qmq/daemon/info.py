@@ -10,13 +10,12 @@ import asyncio
 import ipaddress
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from qmq.broker.groups.untaken import UntakenName
 from qmq.broker.ports.commands import InfoFound, Now
-from qmq.broker.ports.effects import InfoWanted
+from qmq.broker.ports.effects import InfoWanted, StatsWanted
 from qmq.broker.ports.metrics import Counters
 from qmq.daemon.threads import CallThread
 from qmq.errors import QmqError
@@ -25,6 +24,7 @@ from qmq.settings import Settings, differing_settings, shown_settings
 from qmq.storage.disk.disk import Disk
 from qmq.storage.disk.free_space import PARTS
 from qmq.storage.store import Store
+from qmq.version import VERSION
 
 #: Clients in one answer.
 MOST_CLIENTS: Final = 1_000
@@ -215,6 +215,14 @@ def _address_problems(facts: BrokerFacts) -> Iterable[FoundProblem]:
         yield FoundProblem("certificate", *facts.certificate)
 
 
+def info_found(wanted: InfoWanted | StatsWanted, fields: Callable[[], dict[str, Any]]) -> InfoFound:
+    """Return the answer to a request, with what *fields* returns, or with the error that it raises."""
+    try:
+        return InfoFound(wanted.connection, wanted.request, fields())
+    except Exception as error:  # the broker logs it, and the client learns that there is no answer
+        return InfoFound(wanted.connection, wanted.request, {}, error)
+
+
 class InfoAnswers:
     """Answers InfoWanted of one broker."""
 
@@ -244,11 +252,14 @@ class InfoAnswers:
         self._survey.ask(partial(self._found, wanted))
 
     def _found(self, wanted: InfoWanted, disks: tuple[DiskSpace, ...]) -> None:
+        self._submit(info_found(wanted, lambda: self._fields(wanted, disks)))
+
+    def _fields(self, wanted: InfoWanted, disks: tuple[DiskSpace, ...]) -> dict[str, Any]:
         facts, store = self._facts(disks), self._store
         clients, count = self._clients(MOST_CLIENTS)
-        fields = {
+        fields: dict[str, Any] = {
             **wanted.fields,
-            "version": metadata.version("qmq"),
+            "version": VERSION,
             "store_id": store.store_id,
             "started_us": self._started.wall_us,
             "uptime_us": self._clock().monotonic_us - self._started.monotonic_us,
@@ -262,7 +273,7 @@ class InfoAnswers:
             "connection_count": count,
             "problems": [problem._asdict() for problem in problems_of(facts)],
         }
-        self._submit(InfoFound(wanted.connection, wanted.request, fields))
+        return fields
 
     def close(self) -> None:
         """Answer nothing more."""

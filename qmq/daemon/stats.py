@@ -11,7 +11,6 @@ import resource
 import threading
 from collections.abc import Callable
 from functools import partial
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,8 +18,9 @@ from qmq.broker.ports.commands import InfoFound, Now
 from qmq.broker.ports.effects import StatsWanted
 from qmq.broker.ports.metrics import Times
 from qmq.daemon.file_survey import FileSurvey, SurveyedFiles
-from qmq.daemon.info import DiskSpace, DiskSurvey
+from qmq.daemon.info import DiskSpace, DiskSurvey, info_found
 from qmq.storage.store import Store
+from qmq.version import VERSION
 
 #: How long the count of open files is good, in microseconds.
 _FILES_US: Final = 10_000_000
@@ -56,11 +56,14 @@ class StatsAnswers:
         self._file_survey.ask(partial(self._found_all, wanted, disks))
 
     def _found_all(self, wanted: StatsWanted, disks: tuple[DiskSpace, ...], files: SurveyedFiles | None) -> None:
+        self._submit(info_found(wanted, lambda: self._fields(wanted, disks, files)))
+
+    def _fields(self, wanted: StatsWanted, disks: tuple[DiskSpace, ...], files: SurveyedFiles | None) -> dict[str, Any]:
         now = self._clock()
-        fields = {
+        fields: dict[str, Any] = {
             **wanted.fields,
             **self._traffic(),
-            "version": metadata.version("qmq"),
+            "version": VERSION,
             "python": platform.python_version(),
             "store_id": self._store.store_id,
             "started_us": self._started.wall_us,
@@ -76,7 +79,7 @@ class StatsAnswers:
             },
             "process": self._process(now),
         }
-        self._submit(InfoFound(wanted.connection, wanted.request, fields))
+        return fields
 
     def _process(self, now: Now) -> dict[str, int]:
         if now.monotonic_us - self._files_us >= _FILES_US:

@@ -18,7 +18,7 @@ from qmq.broker.delivery.wakeups import Arrivals, WaitingPulls
 from qmq.broker.groups.group import SubjectFilter, Subscription, Waiting
 from qmq.broker.groups.membership import MessageKind, Offer
 from qmq.broker.ports.commands import Pull
-from qmq.broker.ports.effects import Buffer, Effect, PulledMessages, Refused
+from qmq.broker.ports.effects import Buffer, Effect, PulledMessages, Refused, failed
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.errors import QmqError, StorageError
 from qmq.format.layout import LANE_LOW
@@ -80,7 +80,14 @@ class PullServer:
         Return None when the pull was answered, else how many messages were ready, or BLOCKED.
         """
         for _ in range(_MOST_PASSED):
-            found = self._try(waiting, final)
+            try:
+                found = self._try(waiting, final)
+            except (QmqError, NotInMemory):
+                raise
+            except Exception as error:  # this pull gets an answer, and the others their turn
+                self._waiting_pulls.remove(waiting)
+                self._effects.append(failed(waiting.pull.connection, waiting.pull.request, error))
+                return None
             if found != _PASSED:
                 return found
         self._arrivals.make_ready(waiting.subscription.filters)  # go on in the next turn

@@ -17,7 +17,7 @@ from qmq.broker.find.rows import RowChunk, boundary_at, read_chunk, read_subject
 from qmq.broker.find.subjects import SubjectFilters
 from qmq.broker.groups.message_ranges import Rows, RunPart, WholeRuns
 from qmq.broker.ports.commands import Find, Get, ReadDone
-from qmq.broker.ports.effects import Asker, Buffer, Effect, FoundMessages, ReadWanted, Refused, first_number
+from qmq.broker.ports.effects import Asker, Buffer, Effect, FoundMessages, ReadWanted, Refused, failed, first_number
 from qmq.broker.ports.rights import Rights
 from qmq.errors import BadBatch, BadBytes, Overloaded, QmqError
 from qmq.format.batch import EntryRow
@@ -155,6 +155,9 @@ class Finds:
             self._begin(asked, read)
         except QmqError as error:
             self._refuse(asked.command, error)
+        except Exception as error:
+            if self._forget(asked.command.connection):
+                self._effects.append(failed(asked.command.connection, asked.command.request, error))
         else:
             if answer is not None:
                 self._forget(asked.command.connection)

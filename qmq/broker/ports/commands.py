@@ -371,11 +371,12 @@ class Fetched(NamedTuple):
 
 
 class InfoFound(NamedTuple):
-    """The answer to a request that InfoWanted is about."""
+    """The answer to a request that InfoWanted is about; *failure*: why there is none."""
 
     connection: int
     request: int
     fields: dict[str, Any]
+    failure: Exception | None = None
 
 
 Command = (

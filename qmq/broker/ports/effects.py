@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from qmq.errors import QmqError
+from qmq.errors import InternalError, QmqError
 from qmq.net.protocol.selection import Boundary
 from qmq.net.protocol.types import ConsumerState, ReportOutcome
 from qmq.storage.store import Fetch
@@ -224,6 +224,13 @@ class Refused(NamedTuple):
     connection: int
     request: int
     error: QmqError
+
+
+def failed(connection: int, request: int, cause: Exception) -> Refused:
+    """Return the answer to a request at which the broker failed by a bug; the server logs *cause*."""
+    error = InternalError("the broker failed to handle this; its log has the details")
+    error.__cause__ = cause
+    return Refused(connection, request, error)
 
 
 class SyncWanted(NamedTuple):

@@ -17,14 +17,14 @@ from crc32c import crc32c
 
 from qmq.broker.ports import effects
 from qmq.broker.ports.effects import Effect
-from qmq.errors import BadBatch, InvalidName, InvalidOption, MessageTooLarge, UnknownSubscription
+from qmq.errors import BadBatch, InternalError, InvalidName, InvalidOption, MessageTooLarge, UnknownSubscription
 from qmq.net.protocol import frames
 from qmq.net.protocol.frames import FrameKind
 from qmq.net.protocol.messages import encode_messages
 from qmq.net.server.admission import ANSWER_S, Admission, Throttle
 from qmq.net.server.connection import ClientConnection
 from qmq.net.server.login.audit import Audit
-from qmq.net.server.options import Answers
+from qmq.net.server.options import Answers, internal_error
 
 #: A whole SENT frame of a batch with one run: the most frequent answer.
 _SENT_ONE: Final = struct.Struct("<IBBHQQQH6sIQ")
@@ -239,13 +239,17 @@ class ReplyWriter:
             effects.Reported: partial(self._answer, encode=reported),
         }
 
-    def carry_out(self, effects: Sequence[Effect]) -> None:
+    def carry_out(self, wanted: Sequence[Effect]) -> None:
         """Encode effects as answers, or start the disk work that they ask for."""
-        for effect in effects:
+        for effect in wanted:
             try:
                 self._carry_out[type(effect)](effect)
             except Exception:
                 log.exception("could not carry out %s", type(effect).__name__)
+                # its request gets an answer all the same: the client would ask again and again
+                connection, request = getattr(effect, "connection", 0), getattr(effect, "request", 0)
+                if request and not isinstance(effect, effects.Refused):
+                    self.refused(effects.Refused(connection, request, internal_error()))
 
     def answer_at_once(self, connection: ClientConnection, answers: Answers) -> None:
         """Write the answers that the short way gives to the SEND of a connection, which was not counted."""
@@ -297,6 +301,8 @@ class ReplyWriter:
     def refused(self, effect: effects.Refused) -> None:
         """Answer a request with an error; if the client is at fault, throttle its connection."""
         self.refusals[effect.error.code] += 1
+        if (cause := effect.error.__cause__) is not None and isinstance(effect.error, InternalError):
+            log.error("the broker failed to answer a request of connection %d", effect.connection, exc_info=cause)
         connection = self._answer(effect, lambda refused: frames.encode_error(refused.request, refused.error))
         if connection is not None and connection.audits:
             Audit.answered(connection, effect.request, effect.error)
@@ -328,8 +334,9 @@ class ReplyWriter:
         self.changes += 1
         connection = self.connections.get(effect.connection)
         if connection is not None:
+            answer = sent(effect, self._store_id)
             self._count_off(connection)
-            self.put(connection, sent(effect, self._store_id))
+            self.put(connection, answer)
 
     def _messages(self, effect: effects.PulledMessages) -> None:
         if effect.messages:
@@ -338,11 +345,12 @@ class ReplyWriter:
             self.handed_bytes += effect.size
         connection = self.connections.get(effect.connection)
         if connection is not None:
+            acked = connection.acked
+            head = messages(effect, acked)
             self._count_off(connection)
             if not connection.answers:
                 self._waited.append(connection)
-            acked = connection.acked
-            connection.answers += (messages(effect, acked), *effect.buffers)
+            connection.answers += (head, *effect.buffers)
             if acked:
                 connection.acked = []
 
@@ -365,13 +373,13 @@ class ReplyWriter:
         connection = self.connections.get(effect.connection)
         if connection is None:
             return
-        self._count_off(connection)
         if effect.joins and len(connection.acked) < _MOST_JOINED:
             if not connection.acked:
                 self._joining.append(connection)
             connection.acked.append(effect.request)
         else:
             self.put(connection, acked(effect.request, effect.refused))
+        self._count_off(connection)
 
     def _end_joining(self) -> None:
         """Answer acks that no messages of this turn have answered."""
@@ -401,9 +409,10 @@ class ReplyWriter:
     def _answer(self, effect: Any, encode: Callable[[Any], bytes]) -> ClientConnection | None:
         connection = self.connections.get(effect.connection)
         if connection is not None:
+            answer = encode(effect)  # before the count, as it may fail
             self._count_off(connection)
             connection.listings.discard(effect.request)
-            self.put(connection, encode(effect))
+            self.put(connection, answer)
         return connection
 
     def _count_off(self, connection: ClientConnection) -> None:

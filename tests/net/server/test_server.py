@@ -250,6 +250,30 @@ async def test_an_unexpected_failure_ends_that_connection_only(caplog: pytest.Lo
 
 
 @on_uvloop
+async def test_a_request_whose_answer_cannot_be_made_gets_an_error(caplog: pytest.LogCaptureFixture) -> None:
+    async with serving() as s:
+        client = await RawClient.connect(s.address)
+        for number, wrong in enumerate(
+            (
+                lambda asked: effects.PulledMessages(asked.connection, asked.request, [], 1 << 70, 0),
+                lambda asked: effects.Administered(asked.connection, asked.request, {"a": object()}),
+                lambda asked: effects.Acked(asked.connection, asked.request, -1),
+                lambda asked: effects.Sent(asked.connection, asked.request, -1, 1, 0, 0),
+            )
+        ):
+            s.rules.answer = wrong
+            client.send(pull(4 + number, 1))
+            assert await client.error() == (4 + number, "internal_error")
+        assert caplog.text.count("could not carry out") == 4
+        s.rules.answer = lambda command: None
+        (connection,) = s.server._connections.values()
+        assert connection.in_flight == 0
+        client.send(frame(FrameKind.SEND, 9, batch(b"x")))
+        assert (await client.read()).request == 9
+        await client.close()
+
+
+@on_uvloop
 async def test_a_turn_that_fails_ends_the_connections_that_sent_its_batches(caplog: pytest.LogCaptureFixture) -> None:
     async with serving() as s:
         sender, other = await RawClient.connect(s.address), await RawClient.connect(s.address)

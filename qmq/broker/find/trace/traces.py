@@ -23,9 +23,9 @@ from qmq.broker.find.trace.records import FileFacts, FoundRecords, RecordScan
 from qmq.broker.find.trace.states import GroupMessage, GroupView, with_events
 from qmq.broker.groups.group import Group
 from qmq.broker.ports.commands import Now, ReadDone, TraceConsumer, TraceMessage
-from qmq.broker.ports.effects import Asker, Effect, ReadWanted, ReadWork, Refused, Traced, first_number
+from qmq.broker.ports.effects import Asker, Effect, ReadWanted, ReadWork, Refused, Traced, failed, first_number
 from qmq.broker.ports.rights import Rights
-from qmq.errors import InternalError, InvalidOption, Overloaded, QmqError, StorageError, UnknownMessage
+from qmq.errors import InvalidOption, Overloaded, QmqError, StorageError, UnknownMessage
 from qmq.format.ids import MessageId
 from qmq.format.layout import DELAY_PARTITION, MESSAGE_ID
 from qmq.names import takes
@@ -133,10 +133,8 @@ class Traces:
             self._end(command, done.value)
         except QmqError as error:
             self._end(command, Refused(command.connection, command.request, error))
-        except Exception:
-            failed = InternalError("the broker failed to trace this; its log has the details")
-            self._end(command, Refused(command.connection, command.request, failed))
-            raise
+        except Exception as error:
+            self._end(command, failed(command.connection, command.request, error))
         else:
             if command.connection not in self._by_connection:
                 self._steps = self._current = None  # nobody waits for the answer
