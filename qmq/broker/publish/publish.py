@@ -32,7 +32,16 @@ from qmq.broker.publish.staging import (
     StagedPartition,
     Visibility,
 )
-from qmq.errors import BadBatch, QmqError, StorageError, SyncFailed, TooManySubjects
+from qmq.errors import (
+    BadBatch,
+    Forbidden,
+    InvalidOption,
+    Overloaded,
+    QmqError,
+    StorageError,
+    SyncFailed,
+    TooManySubjects,
+)
 from qmq.format.batch import (
     ANY_MESSAGE_BYTES,
     BatchLimits,
@@ -65,6 +74,8 @@ from qmq.format.source import ADDRESS_SIZE, NO_ADDRESS, has_room, stamped_front
 from qmq.names import check_subject
 from qmq.storage.store import MOST_LANES, Store
 
+#: Refusals for a message or subject of a batch, whose rest clients send again.
+_OF_A_PART: Final = (Forbidden, InvalidOption, TooManySubjects)
 #: The time after which rows that could not be read are tried again.
 _AGAIN_US: Final = 100_000
 
@@ -132,13 +143,13 @@ class Intake:
     def send(self, command: Send, now: Now) -> None:
         """Check and stage one batch; ``turn``, or a later sync, answers it. Raises QmqError when it is refused."""
         batch = check_batch(command.batch, self._copy_limits if command.copy else self._limits)
-        if self._rights and not command.copy and (rights := self._rights.get(command.connection)) is not None:
-            rights.check_produce(batch.names)
         try:
+            if self._rights and not command.copy and (rights := self._rights.get(command.connection)) is not None:
+                rights.check_produce(batch.names)
             self._take(command, batch, now)
         except QmqError as error:
             if not command.copy:
-                self._refuse(batch.header.producer_id, batch.header.producer_sequence, error)
+                self._refuse_batch(batch.header, error)
             raise
 
     def _take(self, command: Send, batch: CheckedBatch, now: Now) -> None:
@@ -308,6 +319,13 @@ class Intake:
         except StorageError as error:
             self._give_up(partition, error)
             raise
+
+    def _refuse_batch(self, header: Header, error: QmqError) -> None:
+        """Do as ``_refuse``; of a batch that has more than the refused message or subject, the rest is sent again."""
+        has_rest = header.runs > 1 or (header.messages > 1 and isinstance(error, InvalidOption))
+        if has_rest and isinstance(error, _OF_A_PART):
+            error = Overloaded("a batch before this one was refused for a part of it, and its rest comes first")
+        self._refuse(header.producer_id, header.producer_sequence, error)
 
     def _refuse(self, producer_id: bytes, first: int, error: QmqError) -> None:
         """Remember a refused batch that will be sent again, so that none overtakes it."""

@@ -7,8 +7,11 @@ import random
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import qmq
 from tests.broker_process import running_broker
+from tests.daemon.test_token_file import guarded, until
 
 OPTIONS: list[dict[str, Any]] = [
     {},
@@ -20,6 +23,30 @@ OPTIONS: list[dict[str, Any]] = [
     {"properties": {"p": "1"}, "expires_in": "1h"},
 ]
 NAMES: list[dict[str, Any]] = [{}, {"priority": "high"}, {"order_key": "k"}, {"order_key": "l"}]
+
+
+async def test_the_order_holds_where_a_message_of_a_batch_is_refused(tmp_path: Path) -> None:
+    async with guarded(tmp_path) as (broker, keys, ops):
+        web = keys.add("web", produce=("ok.",))
+        await until(lambda: "web" in broker.server.token_names)
+        async with qmq.connect(broker.url, token=web) as client:
+            failures = []
+            for number in range(0, 30, 3):
+                for body in (b"%d" % each for each in range(number, number + 3)):
+                    client.send_nowait("ok.a", body)
+                    client.send_nowait("ok.b", body, order_key="k")
+                    if int(body) == number:
+                        client.send_nowait("no.a", b"x")
+                    await asyncio.sleep(0)  # a batch leaves, and the next one before its answer comes
+                    await asyncio.sleep(0)
+                with pytest.raises(qmq.SendFailed) as failed:
+                    await client.flush()
+                failures += failed.value.failures
+        assert [failure.subject for failure in failures] == ["no.a"] * 10
+        async with qmq.connect(broker.url, token=ops) as client, client.subscribe("ok.", start="first") as consumer:
+            messages = await consumer.pull(60, 60, timeout=10)
+        for subject in ("ok.a", "ok.b"):
+            assert [int(one.body) for one in messages if one.subject == subject] == list(range(30))
 
 
 async def test_each_subject_priority_and_order_key_keeps_the_order_of_the_calls(tmp_path: Path) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from qmq.format.build import cut_batch
 from qmq.net.client.producer.batch import BATCH_OVERHEAD, OutgoingBatch, SpanWaiter, Waiter
 from qmq.net.client.producer.ordered import OrderedRun
@@ -13,9 +11,9 @@ from qmq.net.client.producer.run import OutgoingRun
 _Waiting = dict[OutgoingRun, list[tuple[int, int, Waiter]]]
 
 
-def halves_of(batch: OutgoingBatch, take_numbers: Callable[[int], int] | None) -> list[OutgoingBatch]:
-    """Return two batches with the messages of a built batch. Their producer sequences come from *take_numbers*; with
-    None the messages keep theirs. A batch of several subjects is cut between two of them.
+def halves_of(batch: OutgoingBatch) -> list[OutgoingBatch]:
+    """Return two batches with the messages of a built batch, which keep their producer sequences. A batch of several
+    subjects is cut between two of them.
     """
     assert batch.buffers is not None
     view = memoryview(b"".join(batch.buffers))
@@ -26,7 +24,7 @@ def halves_of(batch: OutgoingBatch, take_numbers: Callable[[int], int] | None) -
         waiting.setdefault(run, []).extend(_by_place(run, index, many, waiter))
     halves = []
     for start, stop in ((0, middle), (middle, batch.count)):
-        number = batch.producer_sequence + start if take_numbers is None else take_numbers(stop - start)
+        number = batch.producer_sequence + start
         half = OutgoingBatch(batch.flush, batch.opened_at)
         half.buffers = cut_batch(view, start, stop, number)
         half.count, half.producer_sequence = stop - start, number

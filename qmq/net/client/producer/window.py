@@ -308,14 +308,13 @@ class SendWindow:
     def _halve(self, batch: OutgoingBatch) -> None:
         """Send both halves of a batch that was refused because of a message: in the end only this message fails.
 
-        A batch whose answer was lost may still be on its way: its halves keep its producer sequences, so the broker
-        does not store the messages twice.
+        The halves keep its producer sequences: a batch whose answer was lost may still be on its way, and those behind
+        it, which the broker refuses for now, come after them.
         """
-        halves = halves_of(batch, None if batch.answer_lost else self._outcomes.take_numbers)
+        halves = halves_of(batch)
         self._outcomes.replaced(batch, halves)
         self._careful.discard(batch)
-        if batch.answer_lost:
-            self._careful.update(halves)
+        self._careful.update(halves)
         self._retries += halves
         self._retries.sort(key=_by_sequence)
 
