@@ -73,7 +73,9 @@ def _whole(run: Run, index: int) -> WholeMessage | None:
 
 
 class Message:
-    """One received message. It keeps the bytes of the answer that it came in alive."""
+    """One received message. It keeps the bytes of the answer that it came in alive, up to 16 MiB; a copy by
+    ``copy.copy`` keeps only its own.
+    """
 
     __slots__ = {"_number": None, "_run": None, "body": "The bytes that were sent."}
 
@@ -84,6 +86,11 @@ class Message:
         self._run = run
         self._number = number
         self.body = body
+
+    def __copy__(self) -> Self:
+        """Return the same message with bytes of its own, for programs that keep a few of many."""
+        index = self._index
+        return type(self)(self._run.slice(index, index + 1), self._number, self.body)
 
     @property
     def _index(self) -> int:

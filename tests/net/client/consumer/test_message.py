@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import sys
+import weakref
 from datetime import UTC, datetime, timedelta
 
+import numpy as np
 import pyarrow
 import pytest
 
@@ -51,6 +54,23 @@ def test_a_message_without_header_has_none_of_it() -> None:
     (run,) = runs(stored_batch({"a.b": BODIES}))
     for message in messages_of([run]):
         assert (message.key, message.tags, message.properties) == (None, (), {})
+
+
+def test_a_copy_keeps_nothing_of_the_answer_that_it_came_in() -> None:
+    header = make_header("order-1", ("vip",), {"price": "125"})
+    answer = np.frombuffer(stored_batch({"a.b": BODIES}, position=9_000, first_sequence=40, header=header), np.uint8)
+    answer = answer.copy()
+    is_kept = weakref.ref(answer)
+    found, _ = read_answer(answer.data)
+    message = messages_of(found)[1]
+    kept = copy.copy(message)
+    shown = [(one.id, one.body, one.key, one.tags, one.properties, one.sequence) for one in (message, kept)]
+    assert shown[0] == shown[1]
+    del answer, found, message
+    gc.collect()
+    assert is_kept() is None
+    assert kept.properties == {"price": "125"}
+    assert type(kept) is Message
 
 
 def test_properties_are_the_callers_own() -> None:
