@@ -33,6 +33,20 @@ class Authority:
         self.ca = directory / f"{name}.pem"
         self._ca.cert_pem.write_to_path(str(self.ca))
 
+    def drop_key_usage(self) -> None:
+        """Make the certificate of the CA anew, as many are made by hand: it does not say what its key is for."""
+        from cryptography import x509
+        from cryptography.hazmat.primitives.hashes import SHA256
+        from cryptography.hazmat.primitives.serialization import Encoding
+
+        old = self._ca._certificate
+        kept = [extension for extension in old.extensions if type(extension.value) is not x509.KeyUsage]
+        builder = x509.CertificateBuilder(
+            old.issuer, old.subject, old.public_key(), old.serial_number, old.not_valid_before_utc,
+            old.not_valid_after_utc, kept,
+        )  # fmt: skip
+        self.ca.write_bytes(builder.sign(self._ca._private_key, SHA256()).public_bytes(Encoding.PEM))
+
     def issue(
         self, *names: str, common_name: str | None = None, file: str = "server", ends_in_days: int | None = None
     ) -> Issued:

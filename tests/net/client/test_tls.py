@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 import subprocess
 import sys
 import time
@@ -23,6 +24,7 @@ from qmq.net.client.blocking import ping
 from qmq.net.client.log_reader import LogReader
 from qmq.net.client.restore import RestoreTarget
 from qmq.net.client.tls import context
+from qmq.net.client.tls.failures import connect_error
 from tests.broker_process import running
 from tests.certificates import Authority, Issued, TlsFilesOfTests
 from tests.faults.brokers import until
@@ -163,6 +165,34 @@ def test_a_connection_without_trust_fails_at_once_and_says_why(tmp_path: Path, h
                 await asyncio.to_thread(lambda: reader.store_id)
 
     run(main())
+
+
+def test_a_ca_without_key_usage_is_trusted_by_every_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    authority, create = Authority(tmp_path / "tls"), ssl.create_default_context
+    authority.drop_key_usage()
+
+    def create_as_of_python_3_13(*args: Any, **options: Any) -> ssl.SSLContext:
+        context = create(*args, **options)
+        context.verify_flags |= ssl.VERIFY_X509_STRICT
+        return context
+
+    monkeypatch.setattr(ssl, "create_default_context", create_as_of_python_3_13)
+
+    async def main() -> None:
+        async with tls_broker(tmp_path, authority.issue()) as url:
+            await send_one(url, tls_ca=authority.ca)
+
+    asyncio.run(main())
+
+
+def test_an_error_blames_trust_only_where_trust_is_missing() -> None:
+    error = ssl.SSLCertVerificationError(1, "certificate verify failed")
+    error.verify_code, error.verify_message = 92, "CA cert does not include key usage extension"
+    said = str(connect_error(error, "127.0.0.1:1", TlsFiles("/ca.pem")))
+    assert said == (
+        "the certificate of the broker at 127.0.0.1:1 is not acceptable: CA cert does not include key usage extension: "
+        "issue it anew, or the CA that signed it, if that is meant"
+    )
 
 
 @on_both_loops

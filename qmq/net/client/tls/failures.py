@@ -16,6 +16,8 @@ from qmq.net.client.address import TlsFiles
 #: Codes of OpenSSL for a certificate that was refused (X509_V_ERR_...).
 _NOT_YET_VALID: Final = 9
 _EXPIRED: Final = 10
+#: No issuer that is trusted, with or without the certificates that the broker has sent.
+_UNTRUSTED: Final = (2, 18, 19, 20, 21)
 _WRONG_NAMES: Final = (62, 64)  # of a host, of an IP address
 #: Names of a certificate that an error shows.
 _MOST_NAMES: Final = 10
@@ -80,5 +82,7 @@ def _of_certificate(error: ssl.SSLCertVerificationError, tls: TlsFiles, names: S
     if code in _WRONG_NAMES:
         found = f"it is for {', '.join(names[:_MOST_NAMES])}" if names else "it has no such name"
         return f"is for another name: {why}; {found}: connect to a name in it, or issue one with this name"
+    if code not in _UNTRUSTED:
+        return f"is not acceptable: {why}: issue it anew, or the CA that signed it, if that is meant"
     trusted = f"tls_ca {tls.ca} does not have" if tls.ca else "this system does not trust"
     return f"is not trusted: {why}; {trusted} the CA that signed it: give its CA with tls_ca"
