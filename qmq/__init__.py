@@ -246,6 +246,7 @@ def connect(
     failover_after: Duration | None = 5,
     admin_timeout: Duration = 10,
     token: str | None = None,
+    token_file: str | PathLike[str] | None = None,
     tls_ca: str | PathLike[str] | None = None,
     tls_cert: str | PathLike[str] | None = None,
     tls_key: str | PathLike[str] | None = None,
@@ -265,7 +266,9 @@ def connect(
     broker has so long for each answer to a call of ``client.admin`` or ``client.subjects``.
 
     *token*: what lets the client in where the broker asks for one, NAME:SECRET as `qmq tokens create` has shown it;
-    without it the environment variable QMQ_TOKEN, or the content of the file QMQ_TOKEN_FILE.
+    *token_file*: a file that has it. Without these it is the environment variable QMQ_TOKEN, or what the file
+    QMQ_TOKEN_FILE has. The file is read again for each connection; a client that its broker lets in no more waits up to
+    a minute for another token there.
 
     At a URL with ``qmqs://`` the client speaks TLS, and checks the broker's certificate and its name. Paths of PEM
     files: *tls_ca* has the CAs to trust (default: those of the system); *tls_cert* and *tls_key* are the client's
@@ -283,12 +286,14 @@ def connect(
         finally:
             await client.close()
     """
+    from qmq.net.client.address import hidden
     from qmq.net.client.client import Client, make_parts
     from qmq.net.client.options import check_options
 
+    token = hidden(token)  # type: ignore[assignment]  # no error shows it
     options = check_options(
         url, durability, linger, producer, send_timeout, max_queued_bytes, failover_after, admin_timeout, name, app,
-        wait, token, tls_ca, tls_cert, tls_key,
+        wait, token, token_file, tls_ca, tls_cert, tls_key,
     )  # fmt: skip
     return Client(make_parts(options))
 
@@ -307,6 +312,7 @@ def connect_sync(
     failover_after: Duration | None = 5,
     admin_timeout: Duration = 10,
     token: str | None = None,
+    token_file: str | PathLike[str] | None = None,
     tls_ca: str | PathLike[str] | None = None,
     tls_cert: str | PathLike[str] | None = None,
     tls_key: str | PathLike[str] | None = None,
@@ -319,11 +325,13 @@ def connect_sync(
         client.send("shop.order.created", b"...")
         client.close()
     """
+    from qmq.net.client.address import hidden
     from qmq.net.client.options import check_options
     from qmq.net.client.sync.client import SyncClient
 
+    token = hidden(token)  # type: ignore[assignment]  # no error shows it
     options = check_options(
         url, durability, linger, producer, send_timeout, max_queued_bytes, failover_after, admin_timeout, name, app,
-        wait, token, tls_ca, tls_cert, tls_key,
+        wait, token, token_file, tls_ca, tls_cert, tls_key,
     )  # fmt: skip
     return SyncClient(options)

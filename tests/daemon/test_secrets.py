@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -79,6 +80,12 @@ def test_a_secret_is_shown_once_and_is_in_no_process_log_error_or_file(
             assert consumer.stdout is not None
             assert b"body" in consumer.stdout.readline()
             texts["a command"] = seen_of(consumer.pid)
+            change_tokens(data / "tokens.toml", lambda tokens: {"owner": tokens["ops"]})  # of another name, so it ends
+            token = f"owner:{secret.decode()}"
+            file.write_text(token)
+            assert ended("produce", "shop.a", "more", *at, "--token-file", str(file))[0] == 0
+            line = consumer.stdout.readline()
+            assert b"more" in line, consumer.communicate()
         for command in (("info", "--json"), ("doctor",), ("tokens", "list", "--json"), ("groups",)):
             options = () if command[0] == "tokens" else (*at, "--token-file", str(file))
             texts[" ".join(command)] = ended(*command, *options)[1]
@@ -101,6 +108,34 @@ def test_a_secret_is_shown_once_and_is_in_no_process_log_error_or_file(
             texts[str(path)] = path.read_bytes()
     assert "an error" in texts
     assert [name for name, text in texts.items() if secret in text] == []
+
+
+def values_in_frames(error: BaseException) -> list[str]:
+    """Return the values of all frames below the caller's, as tools show them that report errors."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)][1:]
+    return [repr(value) for frame in frames for value in frame.f_locals.values()]
+
+
+@pytest.mark.parametrize("wrong", ["qmq_secret", ":qmq_secret", "a:qmq_secret\u017e", b"a:qmq_secret", ["qmq_secret"]])
+@pytest.mark.parametrize("connect", [qmq.connect, qmq.connect_sync])
+def test_no_frame_shows_a_wrong_token(connect: Any, wrong: Any) -> None:
+    with pytest.raises(qmq.InvalidOption) as caught:
+        connect("qmq://127.0.0.1:1", token=wrong)
+    assert "token" in str(caught.value)
+    assert [value for value in values_in_frames(caught.value) if "qmq_secret" in value] == []
+
+
+@pytest.mark.parametrize("variable", ["QMQ_TOKEN", "QMQ_TOKEN_FILE"])
+def test_no_frame_shows_a_wrong_token_of_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    file = tmp_path / "token"
+    file.write_text("qmq_secret")
+    monkeypatch.delenv("QMQ_TOKEN", raising=False)
+    monkeypatch.setenv(variable, "qmq_secret" if variable == "QMQ_TOKEN" else str(file))
+    with pytest.raises(qmq.InvalidOption) as caught:
+        qmq.connect("qmq://127.0.0.1:1")
+    assert [value for value in values_in_frames(caught.value) if "qmq_secret" in value] == []
 
 
 def test_a_token_on_the_command_line_is_warned_of(tmp_path: Path) -> None:

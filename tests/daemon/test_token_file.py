@@ -20,6 +20,7 @@ from qmq.daemon.main import RunningBroker
 from qmq.daemon.threads import CallThread
 from qmq.daemon.token_file import ReadTokens, TokenFile, rules_of
 from qmq.errors import InvalidOption, QmqError
+from qmq.net.client import broker_link
 from qmq.net.client.address import TokenText, parse_url
 from qmq.net.client.blocking import ping
 from qmq.net.client.log_reader import LogReader
@@ -452,6 +453,68 @@ def test_a_named_file_must_be_there_and_right(tmp_path: Path) -> None:
     (tmp_path / "t.toml").write_text("[a]\nx = 1\n")
     with pytest.raises(InvalidOption, match="line 2"):
         RunningBroker(settings)
+
+
+async def test_a_client_reads_the_file_of_its_token_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    rights = {"produce": ("shop.",), "consume": ("shop.",), "group": ("g",)}
+    file = tmp_path / "token"
+    async with guarded(tmp_path) as (broker, keys, _ops):
+        file.write_text(keys.add("web", **rights))
+        await until(lambda: "web" in broker.server.token_names)
+        monkeypatch.setenv("QMQ_TOKEN_FILE", str(file))
+        async with (
+            asyncio.timeout(3 * SOON),
+            qmq.connect(broker.url) as client,
+            qmq.connect(broker.url, token_file=file) as other,
+            other.subscribe("shop.", group="g") as consumer,
+        ):
+
+            async def taken(body: bytes) -> None:
+                message = await one(consumer)
+                assert message.body == body
+                message.ack()
+                await consumer.flush()
+
+            await client.send("shop.a", b"1")
+            await taken(b"1")
+            file.write_text(keys.add("desk-of-a-longer-name", **rights))  # before the first token ends
+            keys.drop("web")
+            links = [one._brokers.links[0] for one in (client, other)]
+            await until(lambda: all(link.address.token.name == "desk-of-a-longer-name" for link in links))
+            await client.send("shop.a", b"2")
+            await taken(b"2")
+            keys.drop("desk-of-a-longer-name")
+            await until(lambda: caplog.text.count("for another token in") == 2)  # it ends first
+            file.write_text("")
+            file.write_text(keys.add("web", **rights))
+            await client.send("shop.a", b"3")
+            await taken(b"3")
+
+
+async def test_a_client_without_another_token_in_its_file_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(broker_link, "TOKEN_WAIT_S", 0.1)
+    file = tmp_path / "token"
+    async with guarded(tmp_path) as (broker, keys, _ops):
+        file.write_text(keys.add("web", produce=("shop.",)))
+        await until(lambda: "web" in broker.server.token_names)
+        client = await qmq.connect(broker.url, token_file=file)
+        await client.send("shop.a", b"1")
+        keys.drop("web")
+        with pytest.raises((qmq.Unauthorized, qmq.SendFailed)):
+            await repeated(lambda: client.send("shop.a", b"2"))
+        with pytest.raises(qmq.Unauthorized):
+            await client.send("shop.a", b"2")
+        await client.close()
+        with pytest.raises(qmq.Unauthorized):
+            async with qmq.connect(broker.url, token_file=file):
+                pass
+
+
+def test_a_token_and_a_file_of_one_are_too_much(tmp_path: Path) -> None:
+    with pytest.raises(InvalidOption, match="either token or token_file"):
+        qmq.connect("qmq://127.0.0.1:1", token="a:b", token_file=tmp_path)
 
 
 # --- what can be seen -------------------------------------------------------------------------------------------------

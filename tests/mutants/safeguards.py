@@ -398,6 +398,36 @@ SAFEGUARDS: Final = (
         ("tests/net/client/producer/test_accumulator.py",),
     ),
     Mutant(
+        "let no batch overtake the rest of one that was refused for a part of it",
+        "Intake._refuse_batch",
+        never("has_rest and isinstance(error, _OF_A_PART)"),
+        ("tests/net/client/test_send_order.py",),
+    ),
+    Mutant(
+        "connect again after an unexpected error",
+        "Link._reconnect_until_done",
+        instead("await going_on(self._reconnect, f'connecting to {self.address}')", "await self._reconnect()"),
+        ("tests/net/client/test_unexpected.py",),
+    ),
+    Mutant(
+        "answer a request whose answer cannot be made",
+        "ReplyWriter.carry_out",
+        never("request and (not isinstance(effect, effects.Refused))"),
+        ("tests/net/server/test_server.py",),
+    ),
+    Mutant(
+        "wait for another token in its file",
+        "Link._may_log_in",
+        always("not self.address.token_file"),
+        ("tests/daemon/test_token_file.py",),
+    ),
+    Mutant(
+        "give up the parent's sockets in a forked child",
+        "Client._forked",
+        skip("link.give_up_sockets()"),
+        ("tests/net/client/test_forked.py",),
+    ),
+    Mutant(
         "send what a client has that the program left open",
         "Brokers.close_left_open",
         instead("self.outcomes.flush(sent)", "sent.set_result(None)"),

@@ -171,18 +171,14 @@ def _take_token(context: click.Context, parameter: click.Parameter, value: str |
         if not chosen.strip():
             raise click.BadParameter("it is empty; give NAME:SECRET, or leave the option out", context, parameter)
         click.echo("qmq: --token can be seen in the list of processes; use QMQ_TOKEN or --token-file", err=True)
-    token = str(token_of(read_token(chosen) if parameter.name == "token_file" else chosen))
-    before = os.environ.get("QMQ_TOKEN")
-    context.meta[_TOKEN] = given
-    os.environ["QMQ_TOKEN"] = token  # of this process: what a command starts has it, too
-    context.call_on_close(lambda: _restore(before))
-
-
-def _restore(token: str | None) -> None:
-    if token is None:
-        os.environ.pop("QMQ_TOKEN", None)
+    # of this process: what a command starts has them, too. The empty one is as none, so that the other counts.
+    if parameter.name == "token_file":
+        token_of(read_token(chosen))
+        variables = {"QMQ_TOKEN": "", "QMQ_TOKEN_FILE": os.path.abspath(chosen)}  # the client reads it again
     else:
-        os.environ["QMQ_TOKEN"] = token
+        variables = {"QMQ_TOKEN": str(token_of(chosen)), "QMQ_TOKEN_FILE": ""}
+    context.meta[_TOKEN] = given
+    context.with_resource(_in_environment(variables))
 
 
 def admin_options(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
@@ -39,7 +40,9 @@ class TokenText(str):
     __slots__ = ()
 
     def __repr__(self) -> str:
-        return f"TokenText({self.name!r}, ...)" if self else "TokenText('')"
+        if ":" not in self:
+            return "TokenText(...)" if self else "TokenText('')"
+        return f"TokenText({self.name!r}, ...)"
 
     @property
     def name(self) -> str:
@@ -50,15 +53,38 @@ class TokenText(str):
 NO_TOKEN: Final = TokenText()
 
 
+class NoToken(NamedTuple):
+    """A value of a type that no token has."""
+
+    type_name: str
+
+
+def hidden(token: object) -> TokenText | NoToken | None:
+    """Return *token* so that no traceback shows it, also if it is a wrong one: those with values show arguments."""
+    if token is None or isinstance(token, NoToken):
+        return token
+    return TokenText(token) if isinstance(token, str) else NoToken(type(token).__name__)
+
+
 class Address(NamedTuple):
     """The address of one broker. ``tls``: the files of a connection by TLS; None: a plain connection. ``token``: what
-    lets the client in there, if it needs one.
+    lets the client in there, if it needs one; ``token_file``: the file that has it, if it came from one.
     """
 
     host: str
     port: int
     tls: TlsFiles | None = None
     token: TokenText = NO_TOKEN
+    token_file: str = ""
+
+    def refreshed(self) -> Address:
+        """Return the address with the token that its file has now; as it is if there is no file, or none with a
+        token.
+        """
+        if self.token_file:
+            with suppress(InvalidOption):
+                return self._replace(token=_checked(read_token(self.token_file), self.token_file))
+        return self
 
     @property
     def sender_bytes(self) -> int:
@@ -102,32 +128,51 @@ def tls_files(
     return files
 
 
-def token_of(token: str | None) -> TokenText:
-    """Return the token of a client: *token*, else that of QMQ_TOKEN, else that in the file QMQ_TOKEN_FILE.
+def token_of(token: object, token_file: str | os.PathLike[str] | None = None) -> TokenText:
+    """Return the token of a client: *token* or that in *token_file*, else that of QMQ_TOKEN, else that in the file
+    QMQ_TOKEN_FILE.
 
-    Raises InvalidOption, which does not show it.
+    Raises InvalidOption, which does not show it, nor does a frame of its traceback.
     """
-    whence, found = "token", token
-    if found is None:
-        whence, found = "QMQ_TOKEN", os.environ.get("QMQ_TOKEN", "")
-        if not found and (path := os.environ.get("QMQ_TOKEN_FILE")):
-            whence, found = path, read_token(path)
-    if not isinstance(found, str):
-        raise InvalidOption(f"token must be a text NAME:SECRET, not {type(found).__name__}")
-    found = found.strip()
-    name, _, secret = found.partition(":")
-    if not found:
-        return NO_TOKEN
-    if not name or not secret or not found.isascii() or not found.isprintable() or len(found) > _MAX_TOKEN:
+    whence, found = "token", hidden(token)
+    del token
+    if found is None and (path := token_file_of(found, token_file)):
+        whence, found = path, read_token(path)
+    elif found is None:
+        whence, found = "QMQ_TOKEN", TokenText(os.environ.get("QMQ_TOKEN", ""))
+    elif token_file is not None:
+        raise InvalidOption("give either token or token_file, not both")
+    if isinstance(found, NoToken):
+        raise InvalidOption(f"token must be a text NAME:SECRET, not {found.type_name}")
+    return _checked(found, whence)
+
+
+def token_file_of(token: object, token_file: str | os.PathLike[str] | None = None) -> str:
+    """Return the path of the file from which ``token_of`` takes the token; empty if it takes it from none."""
+    if token is not None:
+        return ""
+    if token_file is not None:
+        return os.fspath(token_file)
+    return "" if os.environ.get("QMQ_TOKEN") else os.environ.get("QMQ_TOKEN_FILE", "")
+
+
+def _checked(token: TokenText, whence: str) -> TokenText:
+    token = TokenText(token.strip())
+    if token and not _is_token(token):
         raise InvalidOption(f"{whence} is no token: give it as `qmq tokens create` has shown it, NAME:SECRET")
-    return TokenText(found)
+    return token
 
 
-def read_token(path: str) -> str:
+def _is_token(text: str) -> bool:
+    name, _, secret = text.partition(":")
+    return bool(name and secret) and text.isascii() and text.isprintable() and len(text) <= _MAX_TOKEN
+
+
+def read_token(path: str) -> TokenText:
     """Return the token in a file. Raises InvalidOption, also for an empty file: without a token more may be open."""
     try:
         with open(path, encoding="ascii") as file:
-            token = file.read(_MAX_TOKEN + 2)
+            token = TokenText(file.read(_MAX_TOKEN + 2))
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not ASCII"
         raise InvalidOption(f"the token in {path} cannot be read: {reason}; write NAME:SECRET into it") from None
@@ -136,11 +181,13 @@ def read_token(path: str) -> str:
     return token
 
 
-def parse_url(url: str, tls: TlsFiles | None = None, token: TokenText | None = None) -> list[Address]:
+def parse_url(
+    url: str, tls: TlsFiles | None = None, token: TokenText | None = None, token_file: str = ""
+) -> list[Address]:
     """Return the addresses in *url*, in its order. A part without a scheme has that of the part before it.
 
-    Addresses with ``qmqs://`` get the files *tls*, all get *token*; without these what the environment names. Raises
-    InvalidOption.
+    Addresses with ``qmqs://`` get the files *tls*, all get *token* (of *token_file*, if it is from one); without these
+    what the environment names. Raises InvalidOption.
 
     >>> [str(address) for address in parse_url("qmq://10.0.0.1:20881,10.0.0.2")]
     ['10.0.0.1:20881', '10.0.0.2:20881']
@@ -148,13 +195,15 @@ def parse_url(url: str, tls: TlsFiles | None = None, token: TokenText | None = N
     if not isinstance(url, str):
         raise InvalidOption(f"the address of a broker must be a str, not {type(url).__name__}")
     found: list[Address] = []
-    scheme, token = "qmq", token_of(None) if token is None else token
+    scheme = "qmq"
+    if token is None:
+        token, token_file = token_of(None), token_file_of(None)
     for part in url.split(","):
         scheme, address = _parse_one(part.strip(), url, scheme)
         if scheme == "qmqs":
             tls = tls_files() if tls is None else tls
             address = address._replace(tls=tls)
-        found.append(address._replace(token=token))
+        found.append(address._replace(token=token, token_file=token_file))
     return found
 
 

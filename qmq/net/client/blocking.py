@@ -10,7 +10,6 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from importlib import metadata
 from pathlib import Path
 from types import TracebackType
 from typing import Final, NamedTuple, Self
@@ -21,12 +20,23 @@ from qmq.net.client.address import Address
 from qmq.net.client.dial import Routes, SocketAddress, dial, look_up, route_to
 from qmq.net.protocol import frames
 from qmq.net.protocol.frames import FRAME, FRAME_SIZE, Frame, FrameKind
+from qmq.version import VERSION
 
 _MAX_ANSWER_BYTES: Final = 64 << 20
 #: The last bytes of a frame, which have to come within the time that there is.
 _SMALL_BYTES: Final = 16 << 10
 #: As in format/layout.py, which needs numpy.
 _PRODUCER_ID_SIZE: Final = 16
+
+
+def give_up_socket(sock: socket.socket | None) -> None:
+    """[in the child of a fork] Put another file in the place of a socket of the parent. The number stays in use, as
+    objects of the parent, which nobody may close here, have it.
+    """
+    if sock is not None and (number := sock.fileno()) >= 0:
+        null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        os.dup2(null, number, inheritable=False)
+        os.close(null)
 
 
 def open_socket(address: Address, timeout: float | None, peer: SocketAddress | None = None) -> socket.socket:
@@ -58,7 +68,7 @@ class BlockingConnection:
         anew while the bytes of a large frame move. Raises OSError, and the error with which the broker refuses the
         client.
         """
-        self._address = address
+        self._address = address = address.refreshed()
         self._timeout = timeout
         self._clock = clock
         self._due = clock() + timeout if clock is not None else 0.0
@@ -172,7 +182,7 @@ def answering_within(timeout: float, address: Address) -> Iterator[BlockingConne
     ConnectionLost if it did not, and the error with which the broker refuses a request.
     """
     try:
-        client = f"qmq-python/{metadata.version('qmq')}"
+        client = f"qmq-python/{VERSION}"
         with BlockingConnection(address, client, timeout, clock=time.monotonic) as connection:
             yield connection
     except TimeoutError:

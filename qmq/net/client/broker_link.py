@@ -8,8 +8,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Sequence
-from functools import cache, partial
-from importlib import metadata
+from functools import partial
 from itertools import islice
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -30,6 +29,7 @@ from qmq.net.client.backoff import Backoff
 from qmq.net.client.connection import ANSWER_TIMEOUT, Answer, BrokerConnection, Welcome, timeout_while_still
 from qmq.net.client.dial import Routes
 from qmq.net.client.heartbeat import HeartbeatSender, HeartbeatTarget
+from qmq.net.client.in_thread import going_on, in_thread
 from qmq.net.client.options import ClientOptions, producer_id_of
 from qmq.net.client.producer.accumulator import BATCH_BYTES, SendLimits
 from qmq.net.client.producer.receipts import Receipt
@@ -37,6 +37,7 @@ from qmq.net.client.producer.window import SendWindow
 from qmq.net.protocol import frames
 from qmq.net.protocol.frames import FrameKind
 from qmq.net.protocol.types import KnownConsumer
+from qmq.version import VERSION
 
 log = logging.getLogger("qmq.client")
 
@@ -60,13 +61,14 @@ DEPARTURES_AT_ONCE: Final = 100
 _MAX_INVALID_WELCOMES: Final = 3
 #: A link that was connected before tries on for so long after TlsFailed: a certificate may be half renewed.
 TLS_TRIES_S: Final = 60.0
+#: A link that its broker lets in no more waits so long for another token in the file of its token.
+TOKEN_WAIT_S: Final = 60.0
+LOGIN_EVERY_S: Final = 5.0
 _TICK: Final = 1.0
 
 
-@cache
-def client_name() -> str:
-    """Return the name that HELLO gives this client. The lookup blocks the loop for milliseconds, so it runs once."""
-    return f"qmq-python/{metadata.version('qmq')}"
+#: The name that HELLO gives this client.
+CLIENT_NAME: Final = f"qmq-python/{VERSION}"
 
 
 class Session(Protocol):
@@ -197,6 +199,8 @@ class Link:
         self._silences = 1
         self._batch_bytes = BATCH_BYTES
         self._warned_at = 0.0
+        self._let_out: Unauthorized | None = None  # the end of the last connection
+        self._refused_at: float | None = None  # the first refusal of a login since the last connection
         self._unreported = 0  # connections that have ended since the last warning
         self._backoff = Backoff()
         self._reconnecting: asyncio.Task[None] | None = None
@@ -221,7 +225,7 @@ class Link:
         self._sending.last_error = error
         self._backoff.next_delay()
         self._start_tick()
-        self._reconnecting = self._loop.create_task(self._reconnect(), name="qmq-reconnect")
+        self._reconnecting = self._loop.create_task(self._reconnect_until_done(), name="qmq-reconnect")
 
     def close(self, error: QmqError, later: QmqError | None = None) -> None:
         """Close the link; everything that waits for it raises *error*, and so do later calls, or *later*."""
@@ -320,6 +324,13 @@ class Link:
         )
         for session in self._sessions:
             session.fence(error, for_good=False)
+
+    def give_up_sockets(self) -> None:
+        """[in the child of a fork] Give up the copies of the parent's sockets."""
+        if self.connection is not None:
+            self.connection.give_up_socket()
+        if self._heartbeat is not None:
+            self._heartbeat.give_up_socket()
 
     # --- requests ----------------------------------------------------------------------------------------------------
 
@@ -421,6 +432,7 @@ class Link:
     def _ticked(self) -> None:
         """Give up sends that are too old, and a broker that does not answer."""
         assert self._loop is not None
+        self._start_tick()  # first, so that nothing unexpected ends the ticks
         now, connection, sending = self._loop.time(), self.connection, self._sending
         if connection is not None and (seconds := connection.look(now)):
             sending.moved(now, seconds)
@@ -436,7 +448,6 @@ class Link:
                 connection.abort(ConnectionLost(f"the broker at {connection.address} did not answer in time"))
             else:
                 self.want_turn()
-        self._start_tick()
 
     # --- called by the connection ------------------------------------------------------------------------------------
 
@@ -481,9 +492,11 @@ class Link:
         self._batch_bytes = max(self._batch_bytes >> 1, _LEAST_BATCH_BYTES) if self._sending.was_slow else BATCH_BYTES
         self._sending.disconnected(error, now)
         self._owner.changed()
-        if is_let_out and self._owner.is_hopeless(self, error):
+        if isinstance(error, Unauthorized) and self.address.token_file:
+            self._let_out = error
+        elif is_let_out and self._owner.is_hopeless(self, error):
             return
-        self._reconnecting = self._loop.create_task(self._reconnect(), name="qmq-reconnect")
+        self._reconnecting = self._loop.create_task(self._reconnect_until_done(), name="qmq-reconnect")
 
     def _warn(self, error: QmqError, now: float) -> None:
         if self._backoff.tries > 1 and now < self._warned_at + WARN_EVERY:
@@ -495,11 +508,18 @@ class Link:
 
     # --- connecting --------------------------------------------------------------------------------------------------
 
+    async def _reconnect_until_done(self) -> None:
+        """Do as ``_reconnect``, also after unexpected errors."""
+        await going_on(self._reconnect, f"connecting to {self.address}")
+
     async def _reconnect(self) -> None:
         """Try to connect until it succeeds, or the owner gives up."""
         assert self._loop is not None
         invalid, is_told = 0, False
         tls_until = self._loop.time() + (TLS_TRIES_S if self.welcome is not None else 0)
+        let_out, self._let_out = self._let_out, None
+        if let_out is not None and not await self._may_log_in(let_out) and self._gives_up(let_out):
+            return
         if self._backoff.tries:
             await asyncio.sleep(self._backoff.next_delay())
         while True:
@@ -507,6 +527,8 @@ class Link:
                 await self._connect()
             except QmqError as error:
                 self._sending.last_error = error
+                if isinstance(error, Unauthorized) and await self._may_log_in(error):
+                    continue
                 invalid += 1
                 is_final = not error.retryable and (
                     type(error) is not ProtocolError or invalid >= _MAX_INVALID_WELCOMES
@@ -516,19 +538,50 @@ class Link:
                     if not is_told:
                         is_told = True
                         log.warning("%s; trying for %g s more", error, tls_until - self._loop.time())
-                if is_final:
-                    this, self._reconnecting = self._reconnecting, None
-                    if self._owner.is_hopeless(self, error):
-                        return
-                    self._reconnecting = this
+                if is_final and self._gives_up(error):
+                    return
             else:
                 log.info("connected again, to %s", self.address)
                 self._reconnecting = None
                 return
             await asyncio.sleep(self._backoff.next_delay())
 
+    def _gives_up(self, error: QmqError) -> bool:
+        """Return whether the owner gives up this link, because the broker refuses the client for good."""
+        this, self._reconnecting = self._reconnecting, None  # the owner closes the link
+        if self._owner.is_hopeless(self, error):
+            return True
+        self._reconnecting = this
+        return False
+
+    async def _may_log_in(self, error: Unauthorized) -> bool:
+        """Wait until a login may succeed after a refusal: the file of the token has another one, or LOGIN_EVERY_S have
+        passed, as the broker may learn of a new one late. Return False TOKEN_WAIT_S after the first refusal, and where
+        there is no file.
+        """
+        if not self.address.token_file:
+            return False
+        assert self._loop is not None
+        now = self._loop.time()
+        if self._refused_at is None:
+            self._refused_at = now
+            log.warning(
+                "%s: %s; waiting up to %g s for another token in %s", self.address, error, TOKEN_WAIT_S,
+                self.address.token_file,
+            )  # fmt: skip
+        until, again_at = self._refused_at + TOKEN_WAIT_S, now + LOGIN_EVERY_S
+        while (await in_thread(self.address.refreshed)).token == self.address.token:
+            if (now := self._loop.time()) >= until:
+                return False
+            if now >= again_at:
+                break
+            await asyncio.sleep(min(_TICK, max(until - now, 0.01)))
+        return True
+
     async def _connect(self) -> None:
         """Connect. Raises QmqError."""
+        if self.address.token_file:
+            self.address = await in_thread(self.address.refreshed)
         while True:
             assert self._loop is not None
             connection = BrokerConnection(self, str(self.address), self._loop)
@@ -550,7 +603,7 @@ class Link:
                 await self._adopt(
                     connection,
                     await connection.hello(
-                        client_name(),
+                        CLIENT_NAME,
                         self._options.name,
                         self._options.app,
                         address.token,
@@ -561,7 +614,12 @@ class Link:
             connection.abort(ConnectionLost("given up"))
             if isinstance(error, TimeoutError):
                 raise ConnectionLost(f"{address} did not answer within {CONNECT_TIMEOUT:g} s") from None
-            raise
+            if isinstance(error, QmqError) or not isinstance(error, Exception):
+                raise
+            self._sending.last_error = ConnectionLost(f"{address}: {error!r}")
+            if self.connection is not connection:
+                raise
+            log.exception("the connection to %s could not be used", address)  # ``lost`` follows, and connects again
 
     async def _adopt(self, connection: BrokerConnection, welcome: Welcome) -> None:
         """Check a new connection, then send and pull on it."""
@@ -600,7 +658,7 @@ class Link:
             ),
         )
         self._sending.continue_after(last)
-        self._connected_at = self._loop.time()
+        self._connected_at, self._refused_at = self._loop.time(), None
         self.connection = connection
         self._departures.connected(connection, welcome.store_id)
         self._wake_all(self._waiters)

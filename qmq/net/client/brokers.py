@@ -120,6 +120,7 @@ class Brokers:
         producer_id = os.urandom(PRODUCER_ID_SIZE) if options.producer is None else producer_id_of(options.producer)
         self.options = options
         sender_bytes = max(address.sender_bytes for address in options.addresses)
+        self._sender_bytes = sender_bytes
         self.outcomes = Outcomes(producer_id, accumulator, new_source(options.app, sender_bytes))
         #: The brokers know this client's process by it.
         self.client_id = secrets.token_bytes(16)
@@ -397,6 +398,9 @@ class Brokers:
             if other is not link and other.connection is not None and other.store_id == welcome.store_id:
                 raise InvalidOption(f"{other.address} and {link.address} lead to the same broker; give one of them")
         self._refused.discard(link)
+        if link.address.sender_bytes > self._sender_bytes:  # its token has another name by now
+            self._sender_bytes = link.address.sender_bytes
+            self.outcomes.source = new_source(self.options.app, self._sender_bytes)
 
     def changed(self) -> None:
         """Move batches to brokers that are fit, and look again later while a broker is lost."""

@@ -162,6 +162,8 @@ class Client:
 
     def _forked(self) -> None:
         """Become a client that is not connected, in the child of a fork: socket and queue belong to the parent."""
+        for link in self._brokers.links:
+            link.give_up_sockets()
         _of_the_parent.append(self._brokers)
         self.__init__(make_parts(self._options))  # type: ignore[misc]  # a client that is not connected
 

@@ -8,26 +8,32 @@ view leads to it: to touch fresh memory for the first time costs more than to re
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import socket
 import struct
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, Final, NamedTuple, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from qmq.errors import ConnectionLost, ProtocolError, QmqError
+from qmq.errors import ConnectionLost, ProtocolError, QmqError, Unauthorized
 from qmq.format.pieces import PartialAnswer
 from qmq.net.client.address import Address, TlsFiles
+from qmq.net.client.blocking import give_up_socket
 from qmq.net.client.dial import Routes, SocketAddress
 from qmq.net.client.dial_in_loop import dial_in_loop, routes_to
+from qmq.net.client.in_thread import in_thread
 from qmq.net.protocol import frames
 from qmq.net.protocol.frames import FRAME, FRAME_SIZE, Frame, FrameKind, made
 from qmq.net.protocol.messages import EMPTY_HEAD, MessagesHead, decode_head
 from qmq.net.transfer import Transfer
+
+log = logging.getLogger("qmq.client")
 
 #: Large buffers of a connection: for the answer that is handled, and for the next one.
 _MAX_BUFFERS: Final = 2
@@ -196,6 +202,7 @@ class BrokerConnection(asyncio.BufferedProtocol):
         self._max_frame_bytes = _MAX_WELCOME_BYTES
         self._greeted = False
         self._tls: TlsFiles | None = None
+        self._token_file = ""
         self._counted = 0
         self._asked: dict[int, _Asked] = {}
         self._unwritten = b""  # a frame that leaves together with the next one
@@ -218,7 +225,7 @@ class BrokerConnection(asyncio.BufferedProtocol):
     async def open(self, address: Address, routes: Routes | None = None) -> None:
         """Connect to a broker, by TLS if its address says so; *routes* knows earlier connections. Raises QmqError."""
         tls: dict[str, Any] = {}
-        self._tls = address.tls
+        self._tls, self._token_file = address.tls, address.token_file
         if address.tls is not None:
             from qmq.net.client.tls.context import context_of
 
@@ -240,7 +247,7 @@ class BrokerConnection(asyncio.BufferedProtocol):
             if address.tls is not None:
                 from qmq.net.client.tls.context import names_after
 
-                names = await asyncio.to_thread(names_after, error, address)
+                names = await in_thread(partial(names_after, error, address))
             raise self._connect_error(error, names) from error
 
     def _connect_error(self, error: OSError, names: Sequence[str] = ()) -> QmqError:
@@ -387,6 +394,13 @@ class BrokerConnection(asyncio.BufferedProtocol):
         if self._transport is not None:
             self._transport.abort()
 
+    def give_up_socket(self) -> None:
+        """[in the child of a fork] Give up the copy of the parent's socket: the broker would not see the parent's end
+        while the child lives.
+        """
+        if self._transport is not None and not self._lost:
+            give_up_socket(self._transport.get_extra_info("socket"))
+
     def end_error(self) -> QmqError:
         """Return the error that ended the connection."""
         return self._error or ConnectionLost(f"the connection to {self.address} was lost")
@@ -411,10 +425,15 @@ class BrokerConnection(asyncio.BufferedProtocol):
             is_refusal = self._tls is not None and not self._greeted and isinstance(exc, OSError)
             lost = ConnectionLost(f"the connection to {self.address} was lost: {exc}")
             self._error = self._connect_error(cast(OSError, exc)) if is_refusal else lost
-        error = self.end_error()
+        error = of_requests = self.end_error()
+        if self._token_file and self._greeted and isinstance(error, Unauthorized):  # another token may do
+            of_requests = ConnectionLost(f"the connection to {self.address} ended: {error}")
         asked, self._asked = self._asked, {}
         for request in asked.values():
-            request.callback(error)
+            try:
+                request.callback(of_requests)
+            except Exception:  # the others, and the owner, have to learn of the end all the same
+                log.exception("the end of the connection to %s could not be handled", self.address)
         self._owner.lost(self, error)
 
     def pause_writing(self) -> None:

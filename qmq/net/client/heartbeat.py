@@ -20,7 +20,7 @@ import msgpack
 
 from qmq.errors import ProtocolError, QmqError
 from qmq.net.client.address import Address
-from qmq.net.client.blocking import open_socket
+from qmq.net.client.blocking import give_up_socket, open_socket
 from qmq.net.client.dial import SocketAddress
 from qmq.net.protocol import frames
 from qmq.net.protocol.frames import FRAME, FRAME_SIZE, FrameKind
@@ -71,6 +71,7 @@ class HeartbeatSender:
         self._interval_s = session_timeout_s / BEATS
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
+        self._socket: socket.socket | None = None
         self._turned_at = time.monotonic()
         self._timer: asyncio.TimerHandle | None = None
         self._heard_at = time.monotonic()  # the sending of the last beat that was answered
@@ -85,7 +86,14 @@ class HeartbeatSender:
         self._thread = threading.Thread(
             target=self._beat, args=(loop, first_after_s), name="qmq-heartbeat", daemon=True
         )
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # the system has no more threads; ``_turned`` tries again
+            log.error("heartbeats cannot be sent to %s: %s; trying again", self._target().address, error)
+
+    def give_up_socket(self) -> None:
+        """[in the child of a fork] Give up the copy of the parent's socket."""
+        give_up_socket(self._socket)
 
     def stop(self) -> None:
         """End the thread, without waiting for it."""
@@ -98,12 +106,12 @@ class HeartbeatSender:
         self._heard_at = max(self._heard_at, time.monotonic() - ago_s)
 
     def _turned(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._timer = loop.call_later(self._interval_s / 4, self._turned, loop)
         self._turned_at = time.monotonic()
         if self._turned_at - self._heard_at > GIVE_UP * self._session_timeout_s:
             self._out_of_touch()
         if self._thread is not None and not self._thread.is_alive():  # the loop had stopped for a while
             self._begin(loop, 0.0)
-        self._timer = loop.call_later(self._interval_s / 4, self._turned, loop)
 
     # --- in the thread -----------------------------------------------------------------------------------------------
 
@@ -113,6 +121,7 @@ class HeartbeatSender:
             try:
                 target = self._target()
                 with self._connected(target) as connection:
+                    self._socket = connection
                     while self._goes_on(loop) and self._target().store_id == target.store_id:
                         self._beat_once(connection)
                         self._ended.wait(self._interval_s)
@@ -120,8 +129,11 @@ class HeartbeatSender:
                 with suppress(RuntimeError):  # the loop is closed
                     loop.call_soon_threadsafe(self._other_store, *error.args)
                 self._ended.wait(self._interval_s)
-            except (OSError, QmqError, ValueError) as error:
-                log.debug("heartbeat: %s", error)
+            except Exception as error:
+                is_expected = isinstance(error, OSError | QmqError | ValueError)
+                log.log(
+                    logging.DEBUG if is_expected else logging.ERROR, "heartbeat: %r", error, exc_info=not is_expected
+                )
                 self._ended.wait(min(self._interval_s / 4, 0.5))
         if loop.is_closed() and not self._ended.is_set():
             self._left_open()

@@ -28,7 +28,7 @@ from qmq.format.layout import (
     MAX_DELAY_US,
     PRODUCER_ID_SIZE,
 )
-from qmq.net.client.address import DEFAULT_URL, Address, check_used, parse_url, tls_files, token_of
+from qmq.net.client.address import DEFAULT_URL, Address, check_used, parse_url, tls_files, token_file_of, token_of
 
 Body = bytes | bytearray | memoryview
 Durability = Literal["flush", "append"]
@@ -74,7 +74,8 @@ def check_options(
     name: str | None = None,
     app: str | None = None,
     wait: Duration = 0,
-    token: str | None = None,
+    token: object = None,
+    token_file: str | os.PathLike[str] | None = None,
     tls_ca: str | os.PathLike[str] | None = None,
     tls_cert: str | os.PathLike[str] | None = None,
     tls_key: str | os.PathLike[str] | None = None,
@@ -88,7 +89,8 @@ def check_options(
     if producer is not None:
         producer_id_of(producer)
     found = os.environ.get("QMQ_SERVER") or DEFAULT_URL if url is None else url
-    addresses = tuple(dict.fromkeys(parse_url(found, tls_files(tls_ca, tls_cert, tls_key), token_of(token))))
+    files, read_from = tls_files(tls_ca, tls_cert, tls_key), token_file_of(token, token_file)
+    addresses = tuple(dict.fromkeys(parse_url(found, files, token_of(token, token_file), read_from)))
     check_used(addresses, {"tls_ca": tls_ca, "tls_cert": tls_cert, "tls_key": tls_key})
     return ClientOptions(
         addresses,

@@ -23,6 +23,7 @@ import struct
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Final, Self
 
@@ -32,7 +33,7 @@ from crc32c import crc32c
 from qmq import ownership
 from qmq.format.bounded_msgpack import unpack
 from qmq.net.client.consumer.in_flight import MAX_INTERVALS
-from qmq.net.client.in_thread import taken_in_thread
+from qmq.net.client.in_thread import going_on, in_thread, taken_in_thread
 from qmq.net.protocol.types import KnownConsumer
 
 MAGIC: Final = b"QMQSTA1\n"
@@ -183,7 +184,7 @@ class AckFile:
             self._file = await taken_in_thread(
                 lambda: StateFile.open(state_directory(), store_id, self._group, self._consumer), StateFile.close
             )
-            return await asyncio.to_thread(self._file.read)
+            return await in_thread(self._file.read)
         except BlockingIOError:
             self._warn_not_kept("another process has it")
         except (OSError, RuntimeError) as error:  # the home directory is unknown
@@ -215,14 +216,16 @@ class AckFile:
     def _due(self) -> None:
         self._timer = None
         if self._writing is None or self._writing.done():
-            self._writing = asyncio.get_running_loop().create_task(self._write(), name="qmq-state")
+            self._writing = asyncio.get_running_loop().create_task(
+                going_on(self._write, f"writing the state file of consumer {self._consumer}"), name="qmq-state"
+            )
 
     async def _write(self, *, again: bool = True) -> None:
         file, (known, unconfirmed) = self._file, self._snapshot()
         if file is None or known is None or not unconfirmed:
             return
         try:
-            await asyncio.to_thread(file.write, known)
+            await in_thread(partial(file.write, known))
         except OSError as error:
             self._warn_not_kept(str(error))
             if self._file is file:

@@ -28,6 +28,7 @@ from qmq.net.client.consumer.nacks import (
     delay_of,
     left_block_error,
 )
+from qmq.net.client.in_thread import going_on
 from qmq.net.protocol import frames
 from qmq.net.protocol.frames import FrameKind
 from qmq.net.protocol.types import ConsumerState, Disposition, KnownConsumer
@@ -196,7 +197,9 @@ class AckSender:
             self._timer.cancel()  # another event than the timer may call
             self._timer = None
         if self._sending is None or self._sending.done():
-            self._sending = asyncio.get_running_loop().create_task(self._send_soon(), name="qmq-acks")
+            self._sending = asyncio.get_running_loop().create_task(
+                going_on(self._send_soon, f"sending the acks of consumer {self._consumer}"), name="qmq-acks"
+            )
 
     async def _send_soon(self) -> None:
         try:

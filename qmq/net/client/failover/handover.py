@@ -11,6 +11,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any, Final
 
 from qmq.errors import QmqError, StorageFailed
@@ -20,7 +21,7 @@ from qmq.format.run import Run
 from qmq.net.client.broker_link import Link
 from qmq.net.client.connection import BrokerConnection
 from qmq.net.client.failover.spool import Record, Spool, SpooledDispositions, WaitingSpool
-from qmq.net.client.in_thread import taken_in_thread
+from qmq.net.client.in_thread import going_on, in_thread, taken_in_thread
 from qmq.net.protocol.frames import FRAME_SIZE, FrameKind, pack_meta
 
 log = logging.getLogger("qmq.client")
@@ -85,7 +86,7 @@ class HandoverClient:
 
     async def _put(self, record: Record) -> None:
         async with self._spooling:
-            await asyncio.to_thread(self._spool.put, record)
+            await in_thread(partial(self._spool.put, record))
 
     async def _handed_over(self, record: Record) -> bool:
         """Hand a message over to a connected broker; return whether one took it."""
@@ -149,7 +150,9 @@ class HandoverClient:
     def broker_came(self) -> None:
         """Send the records of the spool, as a broker is connected."""
         if (self._replaying is None or self._replaying.done()) and self._spool.may_wait:
-            self._replaying = asyncio.get_running_loop().create_task(self._replay(), name="qmq-spool")
+            self._replaying = asyncio.get_running_loop().create_task(
+                going_on(self._replay, "sending the spool"), name="qmq-spool"
+            )
 
     async def _replay(self) -> None:
         delay = AGAIN_AFTER
@@ -170,8 +173,7 @@ class HandoverClient:
                 rest, left = [record for record in left if record is not None], []
                 done = done and not rest
                 # The shield lets this end also when the task is cancelled: the file would stay locked otherwise.
-                finishing = asyncio.get_running_loop().run_in_executor(None, self._finish, todo.popleft(), rest)
-                await asyncio.shield(finishing)
+                await asyncio.shield(in_thread(partial(self._finish, todo.popleft(), rest)))
         finally:
             if left and left != todo[0].records:  # the client ends; brokers forget some day what they have of this file
                 self._finish(todo.popleft(), [record for record in left if record is not None])
