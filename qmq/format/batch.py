@@ -436,6 +436,12 @@ def stamp(
 # Stored batches
 
 
+class UnknownBatchVersion(BadBatch):
+    """A batch with the store's mark has a format version that this program does not read."""
+
+    code = "unknown_batch_version"
+
+
 def validate_stored(view: memoryview, position: int, secret: bytes, store_id: bytes | None = None) -> Header:
     """Check the stored batch at the start of *view*, which should lie at *position*; return its header.
 
@@ -454,8 +460,6 @@ def validate_stored_header(view: memoryview, position: int, secret: bytes, store
     header = parse_header(view)
     if header.magic != BATCH_MAGIC:
         raise BadBatch("no batch begins here")
-    if header.version != BATCH_VERSION:
-        raise BadBatch(f"batch version {header.version} is not known; this QMQ reads {BATCH_VERSION}")
     if header.position != position or (store_id is not None and header.store_id != store_id):
         raise BadBatch(f"the batch says that it lies at {header.position} of store {header.store_id.hex()}")
     if not header.runs or header.data_start > header.size:
@@ -466,6 +470,11 @@ def validate_stored_header(view: memoryview, position: int, secret: bytes, store
         raise BadBatch("the checksum of header, runs and table is wrong")
     if mark_of(secret, position, header.header_crc) != header.mark:
         raise BadBatch("the mark is not this store's")
+    if header.version != BATCH_VERSION:
+        raise UnknownBatchVersion(
+            f"the batch at position {position} has format version {header.version}; this QMQ reads {BATCH_VERSION}: "
+            "use a newer one"
+        )
     return header
 
 

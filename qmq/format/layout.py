@@ -244,9 +244,11 @@ KEY_FILTER_PROBES: Final = 8
 # Store identity (two copies), checkpoints, subject registry
 
 IDENTITY_MAGIC: Final = b"QMQSTORE"
-IDENTITY_VERSION: Final = 1
+IDENTITY_VERSION: Final = 2
 CHECKPOINT_MAGIC: Final = b"QMQCHECK"
-CHECKPOINT_VERSION: Final = 1
+#: Also of the states in it: of groups, of producers, of delayed messages. Under version 1 they had several shapes.
+CHECKPOINT_VERSION: Final = 2
+OLDEST_CHECKPOINT_VERSION: Final = 2
 SUBJECTS_MAGIC: Final = b"QMQSUBJS"
 SUBJECTS_VERSION: Final = 1
 
@@ -254,7 +256,9 @@ SUBJECTS_VERSION: Final = 1
 # Pull log: the records of groups
 
 PULL_LOG_MAGIC: Final = b"QMQPULLS"
-PULL_LOG_VERSION: Final = 1
+#: Also of the kinds of records and of their fields. Under version 1 they had several shapes.
+PULL_LOG_VERSION: Final = 2
+OLDEST_PULL_LOG_VERSION: Final = 2
 #: magic 8s | version u16 | reserved u16 | store_id 6s | reserved 6s | base u64 | created_at_us u64 | generation u32 |
 #: cut u64 | reserved 8s | crc32c u32 (of the 60 bytes before)
 PULL_FILE_HEADER: Final = struct.Struct("<8sHH6s6sQQIQ8sI")
@@ -262,6 +266,8 @@ PULL_FILE_HEADER_SIZE: Final = 64
 #: size u32 (of the record) | crc32c u32 | kind u8 | reserved u8 | reserved u16; then the payload
 PULL_RECORD_HEADER: Final = struct.Struct("<IIBBH")
 PULL_RECORD_HEADER_SIZE: Final = 12
+#: The kinds of records are numbered from 1 to this. (RecordKind names them.)
+PULL_RECORD_KINDS: Final = 21
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Error log and delay log: items by due time

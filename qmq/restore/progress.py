@@ -12,7 +12,8 @@ from typing import Any, Final
 from crc32c import crc32c
 
 from qmq.archive.files import WritableFiles
-from qmq.errors import BadBytes, ForeignFile
+from qmq.errors import BadBytes
+from qmq.format.versions import check_version
 from qmq.intervals import Intervals
 
 DIRECTORY: Final = "restores"
@@ -72,8 +73,7 @@ def parse_progress(data: bytes, name: str) -> RestoreProgress:
         if check != _check(content):
             raise BadBytes(f"{name} does not fit its checksum; {remove}")
         version = content.pop("version")
-        if version > VERSION:
-            raise ForeignFile(f"{name} has format version {version}; this QMQ reads {VERSION}: use a newer one")
+        check_version(name, version, VERSION)
         ranges: dict[str, Any] = {name: _intervals(content.pop(name)) for name in _RANGES}
         return RestoreProgress(**{**content, "counts": Counts(**content["counts"])}, **ranges)
     except (ValueError, KeyError, TypeError, AttributeError) as error:

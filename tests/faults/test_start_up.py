@@ -24,6 +24,7 @@ import qmq
 from qmq.broker.ports.commands import Now
 from qmq.daemon.main import RunningBroker
 from qmq.daemon.startup import ClockNotSet
+from qmq.format.batch import header_crc_of, mark_of, parse_header
 from qmq.format.layout import (
     BATCH_HEADER_SIZE,
     BATCH_MAGIC,
@@ -33,14 +34,23 @@ from qmq.format.layout import (
     DERIVED_VERSION,
     IDENTITY_MAGIC,
     IDENTITY_VERSION,
+    OLDEST_CHECKPOINT_VERSION,
+    OLDEST_PULL_LOG_VERSION,
+    PULL_FILE_HEADER_SIZE,
+    PULL_LOG_VERSION,
     SEGMENT_HEADER_SIZE,
     SEGMENT_VERSION,
+    STAMP_SEAL,
+    STAMP_SEAL_OFFSET,
     SUBJECTS_VERSION,
 )
 from qmq.settings import Settings
 from qmq.storage.disk.disk import Disk
 from qmq.storage.disk.envelope import pack_envelope, unpack_envelope
 from qmq.storage.meta.checkpoint import list_checkpoints
+from qmq.storage.meta.identity import latest, read_copies
+from qmq.storage.recovery.open import open_directory
+from qmq.storage.types import StoreOptions
 from qmq.storage.verify.verify import verify
 from tests.broker_process import running
 from tests.fake_disk import FakeDisk
@@ -262,16 +272,24 @@ async def test_messages_that_cannot_be_counted_any_more_are_named_at_the_start(
 # Newer formats
 
 
+def said_by_verify(path: Path) -> list[str]:
+    """Return the findings of verify, or the error that ends it."""
+    try:
+        return [finding.what for finding in verify(path, Disk()).findings]
+    except qmq.StorageError as error:
+        return [str(error)]
+
+
 def newer_envelope(path: Path, magic: bytes, version: int) -> None:
     content = unpack_envelope(path.read_bytes(), magic, version, path.name)
     path.write_bytes(b"".join(pack_envelope(magic, version + 1, content)))
 
 
-def newer_header(path: Path, size: int, version: int) -> None:
-    """A header of *size* bytes with the version at offset 8 and its crc32c at the end."""
+def newer_header(path: Path, size: int, version: int, other: int | None = None) -> None:
+    """A header of *size* bytes with the version at offset 8 and its crc32c at the end gets the *other* version."""
     data = bytearray(path.read_bytes())
     assert struct.unpack_from("<H", data, 8) == (version,)
-    struct.pack_into("<H", data, 8, version + 1)
+    struct.pack_into("<H", data, 8, version + 1 if other is None else other)
     struct.pack_into("<I", data, size - 4, crc32c(data[: size - 4]))
     path.write_bytes(data)
 
@@ -292,6 +310,19 @@ def newer_checkpoint(path: Path) -> Path:
     return file
 
 
+def older_checkpoint(path: Path) -> Path:
+    file = path / f"checkpoint-{list_checkpoints(Disk(), path)[0]}"
+    content = unpack_envelope(file.read_bytes(), CHECKPOINT_MAGIC, CHECKPOINT_VERSION, file.name)
+    file.write_bytes(b"".join(pack_envelope(CHECKPOINT_MAGIC, OLDEST_CHECKPOINT_VERSION - 1, content)))
+    return file
+
+
+def older_pull_log(path: Path) -> Path:
+    file = max((path / "pulls").glob("*.pulls"))
+    newer_header(file, PULL_FILE_HEADER_SIZE, PULL_LOG_VERSION, OLDEST_PULL_LOG_VERSION - 1)
+    return file
+
+
 def newer_sealed_segment(path: Path) -> Path:
     file = min((path / "log-0").glob("*.messages"))
     newer_header(file, SEGMENT_HEADER_SIZE, SEGMENT_VERSION)
@@ -301,6 +332,28 @@ def newer_sealed_segment(path: Path) -> Path:
 def newer_current_segment(path: Path) -> Path:
     file = max((path / "log-0").glob("*.messages"))
     newer_header(file, SEGMENT_HEADER_SIZE, SEGMENT_VERSION)
+    return file
+
+
+def newer_pull_log(path: Path) -> Path:
+    file = max((path / "pulls").glob("*.pulls"))
+    newer_header(file, PULL_FILE_HEADER_SIZE, PULL_LOG_VERSION)
+    return file
+
+
+def newer_batch(path: Path) -> Path:
+    """The last batch, with another version and the mark and checksum of its store."""
+    identity = latest(*read_copies(Disk(), path))
+    file = max((path / "log-0").glob("*.messages"))
+    data, base = bytearray(file.read_bytes()), int(file.stem, 16)
+    offset = data.rindex(b"QMQb")
+    data[offset + 4] += 1
+    header = parse_header(memoryview(data)[offset:])
+    crc = header_crc_of(memoryview(data)[offset:], header.data_start)
+    STAMP_SEAL.pack_into(data, offset + STAMP_SEAL_OFFSET, crc, mark_of(identity.secret, base + offset, crc))
+    file.write_bytes(data)
+    for checkpoint in path.glob("checkpoint-*"):
+        checkpoint.unlink()  # so that a start reads it
     return file
 
 
@@ -321,6 +374,7 @@ def newer_subjects(path: Path) -> Path:
         newer_sealed_segment,
         newer_current_segment,
         newer_subjects,
+        newer_pull_log,
     ],
 )
 async def test_a_file_of_a_newer_version_is_refused_by_name_and_nothing_is_changed(
@@ -334,10 +388,43 @@ async def test_a_file_of_a_newer_version_is_refused_by_name_and_nothing_is_chang
     with pytest.raises(qmq.StorageError) as caught:
         async with running(path, **SMALL):
             raise AssertionError("the broker has started")
-    assert str(caught.value) == f"{file} has format version 2; this QMQ reads 1: use a newer one"
+    text = str(caught.value)
+    assert re.fullmatch(
+        rf"{re.escape(str(file))} has format version \d; this QMQ reads [\d to]+: use a newer one", text
+    )
     assert contents(path) == before
+    assert text in said_by_verify(path)
     file.write_bytes(old[file])
     await still_has(path)
+
+
+async def test_a_batch_of_a_newer_version_is_refused_and_not_cut(tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    await filled(path)
+    file = newer_batch(path)
+    before = contents(path)
+    for refused in (lambda: verify(path, Disk()), lambda: open_directory(path, StoreOptions(), Disk(), 1)):
+        with pytest.raises(qmq.StorageError) as caught:
+            refused()
+        assert re.fullmatch(
+            rf"{file}: the batch at position \d+ has format version 2; this QMQ reads 1: use a newer one",
+            str(caught.value),
+        )
+    assert contents(path)[file] == before[file]
+
+
+@pytest.mark.parametrize("change", [older_checkpoint, older_pull_log])
+async def test_an_older_version_that_is_not_read_any_more_is_refused_by_name(
+    tmp_path: Path, change: Callable[[Path], Path]
+) -> None:
+    path = tmp_path / "data"
+    await filled(path)
+    file = change(path)
+    for refused in (lambda: verify(path, Disk()), lambda: open_directory(path, StoreOptions(), Disk(), 1)):
+        with pytest.raises(
+            qmq.StorageError, match=rf"{file} has format version 1; this QMQ reads 2: use the older one that wrote it"
+        ):
+            refused()
 
 
 async def test_derived_files_of_a_newer_version_are_made_again(tmp_path: Path) -> None:
@@ -361,7 +448,10 @@ async def test_serve_ends_with_the_name_and_the_version_of_a_newer_file(
     file = change(tmp_path / "data")
     arguments = [argument for key, value in SMALL.items() for argument in ("--set", f"{key}={value}")]
     ended = await asyncio.to_thread(serve_and_fail, tmp_path / "data", "127.0.0.1:0", *arguments)
-    assert (ended.code, ended.error) == (1, f"qmq: {file} has format version 2; this QMQ reads 1: use a newer one\n")
+    assert ended.code == 1
+    assert re.fullmatch(
+        rf"qmq: {re.escape(str(file))} has format version \d; this QMQ reads [\d to]+: use a newer one\n", ended.error
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -80,7 +80,7 @@ def cases() -> dict[str, bytes]:
     several = np.zeros(3, RETRY_ITEMS)
     several["number"], several["reason"] = (1, 2, 3), [b"ValueError: no such customer", b"", b"a long reason " * 12]
     found["run-slots"] = to_slots(several, RETRY_DTYPE)
-    assert PULL_LOG_VERSION == SCHEDULE_VERSION == 1
+    assert (PULL_LOG_VERSION, SCHEDULE_VERSION) == (2, 1)
     assert BATCH_VERSION == SEGMENT_VERSION == DERIVED_VERSION == 1
     return found
 

@@ -22,8 +22,9 @@ from typing import Final, NamedTuple
 
 from crc32c import crc32c
 
-from qmq.errors import BadBytes, ForeignFile
+from qmq.errors import BadBytes
 from qmq.format.layout import DERIVED_HEADER, DERIVED_HEADER_SIZE, DERIVED_VERSION
+from qmq.format.versions import check_version
 from qmq.storage.disk.disk import Disk, failure
 
 ENTRIES_SUFFIX: Final = ".entries"
@@ -68,8 +69,7 @@ def parse_derived(data: bytes, magic: bytes, path: Path) -> DerivedHeader:
     )
     if found != magic or crc != crc32c(data[:_CHECKED]):
         raise BadBytes(f"the header of {path} does not fit its checksum or kind; delete it, it is made again")
-    if version > DERIVED_VERSION:
-        raise ForeignFile(f"{path} has format version {version}; this QMQ reads {DERIVED_VERSION}: use a newer one")
+    check_version(path, version, DERIVED_VERSION)
     return DerivedHeader(partition, store_id, bool(sealed), base, covered, rows, first_row, body_crc)
 
 

@@ -11,7 +11,8 @@ from typing import Any
 
 from crc32c import crc32c
 
-from qmq.errors import BadBytes, ForeignFile
+from qmq.errors import BadBytes
+from qmq.format.versions import check_version
 
 
 def pack_json(version: int, content: Mapping[str, Any]) -> bytes:
@@ -24,15 +25,14 @@ def parse_json(data: bytes, version: int, name: str, advice: str) -> dict[str, A
     """Return the fields of a line, without version and checksum.
 
     *name* and *advice*, which says what to do, are for errors. Raises BadBytes for a line that QMQ did not write so,
-    ForeignFile for a version after *version*.
+    ForeignFile for a version that is not from 1 to *version*.
     """
     try:
         content: dict[str, Any] = json.loads(data)
         check, found = content.pop("check"), content["version"]
         if check != _check(content):
             raise BadBytes(f"{name} does not fit its checksum; {advice}")
-        if found > version:
-            raise ForeignFile(f"{name} has format version {found}; this QMQ reads {version}: use a newer one")
+        check_version(name, found, version)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise BadBytes(f"{name} is not a record of QMQ ({error!r:.80}); {advice}") from error
     del content["version"]

@@ -16,6 +16,7 @@ import msgpack
 from crc32c import crc32c
 
 from qmq.errors import BadBytes, ForeignFile
+from qmq.format.versions import check_version
 from qmq.storage.disk.disk import BAD_SECTOR, Disk, failure, read_whole
 
 _FIELDS: Final = struct.Struct("<8sHHI")
@@ -31,7 +32,8 @@ class FileState(enum.Enum):
     GOOD = "good"
     ROTTEN = "rotten"
     MISSING = "missing"
-    NEWER = "newer"
+    #: Whole, but of a format version that this program does not read.
+    UNKNOWN = "unknown"
 
 
 class OpenedFile(NamedTuple):
@@ -49,8 +51,10 @@ def pack_envelope(magic: bytes, version: int, content: dict[str, Any]) -> list[b
     return [fields, _CRC.pack(crc32c(body, crc32c(fields))), body]
 
 
-def unpack_envelope(data: bytes, magic: bytes, version: int, name: str) -> dict[str, Any]:
-    """Return the content of a file's bytes. Raises BadBytes, or ForeignFile for a newer version."""
+def unpack_envelope(data: bytes, magic: bytes, version: int, name: str, oldest: int = 1) -> dict[str, Any]:
+    """Return the content of a file's bytes. Raises BadBytes, or ForeignFile for a version not from *oldest* to
+    *version*.
+    """
     if len(data) < ENVELOPE_SIZE:
         raise BadBytes(f"{name} has {len(data)} bytes, fewer than its header")
     found, found_version, _, size = _FIELDS.unpack_from(data)
@@ -60,8 +64,7 @@ def unpack_envelope(data: bytes, magic: bytes, version: int, name: str) -> dict[
     body = memoryview(data)[ENVELOPE_SIZE:]
     if len(body) != size or crc32c(body, crc32c(data[: _FIELDS.size])) != crc:
         raise BadBytes(f"{name} does not fit its checksum")
-    if found_version > version:
-        raise ForeignFile(f"{name} has format version {found_version}; this QMQ reads {version}: use a newer one")
+    check_version(name, found_version, version, oldest)
     try:
         content = msgpack.unpackb(body, raw=False, strict_map_key=False, max_bin_len=size, max_str_len=size)
     except (ValueError, TypeError, msgpack.UnpackException) as error:  # TypeError: an unhashable key
@@ -71,8 +74,10 @@ def unpack_envelope(data: bytes, magic: bytes, version: int, name: str) -> dict[
     return content
 
 
-def read_envelope(disk: Disk, path: Path, magic: bytes, version: int) -> OpenedFile:
-    """Read the file at *path*; a bad sector is rot. Raises StorageFailed when the system refuses to read it."""
+def read_envelope(disk: Disk, path: Path, magic: bytes, version: int, oldest: int = 1) -> OpenedFile:
+    """Read the file at *path*, of a version from *oldest* to *version*; a bad sector is rot. Raises StorageFailed when
+    the system refuses to read it.
+    """
     try:
         data = read_whole(disk, path)
     except FileNotFoundError:
@@ -82,8 +87,8 @@ def read_envelope(disk: Disk, path: Path, magic: bytes, version: int) -> OpenedF
             return OpenedFile(FileState.ROTTEN, None, str(failure(error, "read", path)))
         raise failure(error, "read", path) from error
     try:
-        return OpenedFile(FileState.GOOD, unpack_envelope(data, magic, version, str(path)), "")
+        return OpenedFile(FileState.GOOD, unpack_envelope(data, magic, version, str(path), oldest), "")
     except ForeignFile as error:
-        return OpenedFile(FileState.NEWER, None, str(error))
+        return OpenedFile(FileState.UNKNOWN, None, str(error))
     except (BadBytes, ValueError) as error:
         return OpenedFile(FileState.ROTTEN, None, str(error))

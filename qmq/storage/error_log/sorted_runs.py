@@ -23,8 +23,9 @@ from typing import Final, NamedTuple
 import numpy as np
 from crc32c import crc32c
 
-from qmq.errors import BadBytes, ForeignFile, StorageError
+from qmq.errors import BadBytes, StorageError
 from qmq.format.layout import SCHEDULE_HEADER, SCHEDULE_HEADER_SIZE, SCHEDULE_MAGIC, SCHEDULE_VERSION
+from qmq.format.versions import check_version
 from qmq.storage.disk.disk import BAD_SECTOR, Disk, failure, read_around, write_fully
 from qmq.storage.disk.fsync import SureSync
 from qmq.storage.error_log.items import (
@@ -41,6 +42,8 @@ from qmq.storage.error_log.items import (
 )
 from qmq.storage.meta.identity import COPY_NAMES
 
+#: The suffixes of the two files of a run.
+SUFFIXES: Final = (".a", ".b")
 #: Items of a run that are in memory at once.
 BLOCK_ITEMS: Final = 128
 #: Bytes behind a block that the system reads ahead.
@@ -62,7 +65,8 @@ class RunClaim(NamedTuple):
 
 def run_paths(directory: Path, number: int) -> tuple[Path, Path]:
     """Return the two files of run *number*."""
-    return directory / f"{number:08x}.a", directory / f"{number:08x}.b"
+    first, second = SUFFIXES
+    return directory / f"{number:08x}{first}", directory / f"{number:08x}{second}"
 
 
 def run_number(name: str) -> int | None:
@@ -129,8 +133,7 @@ def check_run_header(data: bytes, path: Path, store_id: bytes, slot_size: int, n
     magic, version, size, found_id, _, found, slots, _, crc = SCHEDULE_HEADER.unpack(data)
     if magic != SCHEDULE_MAGIC or crc32c(data[:_CHECKED]) != crc:
         raise BadBytes(f"the header of {path} is not what was written")
-    if version > SCHEDULE_VERSION:
-        raise ForeignFile(f"{path} has format version {version}; this QMQ reads {SCHEDULE_VERSION}: use a newer one")
+    check_version(path, version, SCHEDULE_VERSION)
     if (size, found_id, found) != (slot_size, store_id, number):
         raise BadBytes(f"{path} was written as another file (store {found_id.hex()}, number {found})")
     return int(slots)

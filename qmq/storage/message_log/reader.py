@@ -12,8 +12,15 @@ from typing import Final
 
 import numpy as np
 
-from qmq.errors import BadBatch
-from qmq.format.batch import Header, header_crc_of, parse_header, validate_stored, validate_stored_header
+from qmq.errors import BadBatch, ForeignFile
+from qmq.format.batch import (
+    Header,
+    UnknownBatchVersion,
+    header_crc_of,
+    parse_header,
+    validate_stored,
+    validate_stored_header,
+)
 from qmq.format.layout import BATCH_HEADER_SIZE, BATCH_MAGIC, SEGMENT_HEADER_SIZE
 from qmq.storage.disk.disk import Disk, failure, write_fully
 from qmq.storage.message_log.segment import Segment
@@ -74,10 +81,13 @@ class Scanner:
 
         Valid batches at or after *rewrite_from* are written again in place; the caller syncs. *vouched*: a checkpoint
         knows that these positions were good, so batches are fed by their headers even if their data has rotten since;
-        the reader finds out which of their runs are good. Raises StorageFailed.
+        the reader finds out which of their runs are good. Raises StorageFailed, ForeignFile for a batch of a version
+        that is not known.
         """
         try:
             return self._scan(segment, start, stop, rewrite_from, vouched)
+        except UnknownBatchVersion as error:
+            raise ForeignFile(f"{segment.path}: {error}") from error
         except OSError as error:
             raise failure(error, "read or write again", segment.path, start) from error
 
@@ -94,6 +104,8 @@ class Scanner:
             batch = window.at(position)
             try:
                 header = validate_stored(batch, position, self._secret, self._store_id)
+            except UnknownBatchVersion:
+                raise
             except BadBatch:
                 if window.need(position, _wanted(batch, position)):
                     continue
@@ -155,6 +167,8 @@ class Scanner:
     def _right_header(self, batch: memoryview, position: int) -> Header | None:
         try:
             return validate_stored_header(batch, position, self._secret, self._store_id)
+        except UnknownBatchVersion:
+            raise
         except BadBatch:
             if len(batch) >= BATCH_HEADER_SIZE:
                 header = parse_header(batch)

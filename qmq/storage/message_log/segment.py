@@ -22,6 +22,7 @@ from crc32c import crc32c
 
 from qmq.errors import ForeignFile
 from qmq.format.layout import SEGMENT_HEADER, SEGMENT_HEADER_SIZE, SEGMENT_MAGIC, SEGMENT_VERSION
+from qmq.format.versions import check_version
 from qmq.storage.disk.disk import IOV_MAX, WRITE_BYTES, Buffer, Disk, failure, read_fully, write_fully
 
 SUFFIX: Final = ".messages"
@@ -119,8 +120,7 @@ def check_header(data: bytes, path: Path, owner: SegmentOwner, base: int) -> int
         raise ForeignSegment(
             f"{path} was written as partition {partition}, position {found_base:#x}; move it back there"
         )
-    if version > SEGMENT_VERSION:
-        raise ForeignFile(f"{path} has format version {version}; this QMQ reads {SEGMENT_VERSION}: use a newer one")
+    check_version(path, version, SEGMENT_VERSION)
     (previous_end,) = _PREVIOUS_END.unpack_from(rest)
     return int(previous_end)
 

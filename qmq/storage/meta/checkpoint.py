@@ -25,7 +25,7 @@ from typing import Any, Final, NamedTuple
 import msgpack
 
 from qmq.errors import BadBytes
-from qmq.format.layout import CHECKPOINT_MAGIC, CHECKPOINT_VERSION
+from qmq.format.layout import CHECKPOINT_MAGIC, CHECKPOINT_VERSION, OLDEST_CHECKPOINT_VERSION
 from qmq.storage.disk.disk import Disk, failure, write_atomically
 from qmq.storage.disk.envelope import FileState, pack_envelope, read_envelope
 from qmq.storage.meta.gaps import Gaps
@@ -104,7 +104,7 @@ def list_checkpoints(disk: Disk, directory: Path) -> list[int]:
 def read_checkpoint(disk: Disk, directory: Path, number: int) -> CheckpointFile:
     """Read checkpoint *number*. Raises StorageFailed when the system refuses to read it."""
     path = checkpoint_path(directory, number)
-    opened = read_envelope(disk, path, CHECKPOINT_MAGIC, CHECKPOINT_VERSION)
+    opened = read_envelope(disk, path, CHECKPOINT_MAGIC, CHECKPOINT_VERSION, OLDEST_CHECKPOINT_VERSION)
     if opened.content is None:
         return CheckpointFile(number, opened.state, None, opened.reason)
     try:

@@ -2,7 +2,8 @@
 
 Each copy is an envelope (see envelope.py) with magic ``QMQSTORE`` around a map: generation, store_id (6 bytes), secret
 (16 bytes), created_at_us, boot_id, clean, sequence_base, dropped_end, max_batch_bytes, and partitions: a list of
-[floor, reserve, directory].
+[floor, reserve, directory]; since version 2 next_store_id (empty, or what a renewal of the id is changing it to) and
+former_store_ids.
 
 One copy is written and synced before the other, and nothing that an identity allows is done before both are on disk.
 So either copy alone is enough, and of two good ones the one with the higher generation counts. A copy that may be bad,
@@ -23,6 +24,10 @@ from qmq.storage.disk.disk import Disk, write_atomically, write_in_place
 from qmq.storage.disk.envelope import FileState, pack_envelope, read_envelope
 
 COPY_NAMES: Final = ("store-a", "store-b")
+#: What is said of a directory whose renewal of the store id was interrupted.
+RENEWAL_UNFINISHED: Final = (
+    "a change of this directory's store id was interrupted; run qmq repair --new-id on it again, which finishes that"
+)
 
 
 class PartitionIdentity(NamedTuple):
@@ -55,6 +60,10 @@ class Identity:
     dropped_end: int = 0
     #: The size of the largest batch that clients could ever send here; settings may allow less by now.
     max_batch_bytes: int = 0
+    #: The store id that all files are being changed to; empty unless a renewal was interrupted.
+    next_store_id: bytes = b""
+    #: The ids that this directory had before, the first one first.
+    former_store_ids: tuple[bytes, ...] = ()
 
 
 class IdentityCopy(NamedTuple):
@@ -66,12 +75,12 @@ class IdentityCopy(NamedTuple):
 
 
 def new_identity(
-    disk: Disk, *, store_id_hint: bytes, directories: list[str], reserve_bytes: int, now_us: int, boot_id: str
+    disk: Disk, *, store_id: bytes, directories: list[str], reserve_bytes: int, now_us: int, boot_id: str
 ) -> Identity:
     """Return the identity of a new data directory: partitions start at random positions, as ``add_partitions`` does."""
     identity = Identity(
         generation=0,
-        store_id=store_id_hint,
+        store_id=store_id,
         secret=disk.random(SECRET_SIZE),
         created_at_us=now_us,
         boot_id=boot_id,
@@ -119,6 +128,8 @@ def _from_content(content: dict[str, Any]) -> Identity:
         partitions=tuple(PartitionIdentity(int(f), int(r), str(d)) for f, r, d in content["partitions"]),
         dropped_end=int(content["dropped_end"]),
         max_batch_bytes=int(content["max_batch_bytes"]),
+        next_store_id=bytes(content.get("next_store_id", b"")),
+        former_store_ids=tuple(bytes(former) for former in content.get("former_store_ids", ())),
     )
     if len(identity.store_id) != STORE_ID_SIZE or len(identity.secret) != SECRET_SIZE or not identity.partitions:
         raise ValueError("store_id, secret or partitions")
@@ -138,18 +149,30 @@ def pack_identity(identity: Identity) -> list[bytes]:
         "partitions": [list(partition) for partition in identity.partitions],
         "dropped_end": identity.dropped_end,
         "max_batch_bytes": identity.max_batch_bytes,
+        "next_store_id": identity.next_store_id,
+        "former_store_ids": list(identity.former_store_ids),
     }
     return pack_envelope(IDENTITY_MAGIC, IDENTITY_VERSION, content)
 
 
 def latest(a: IdentityCopy, b: IdentityCopy) -> Identity:
-    """Return the identity with the higher generation. Raises BadBytes when neither copy is good, or when the two are of
-    different stores.
+    """Return the identity with the higher generation. Raises BadBytes when neither copy is good, when the two are of
+    different stores, or when a renewal of the store id was interrupted.
     """
+    identity = newest(a, b)
+    if identity.next_store_id:
+        raise BadBytes(RENEWAL_UNFINISHED)
+    return identity
+
+
+def newest(a: IdentityCopy, b: IdentityCopy) -> Identity:
+    """Return the identity as ``latest``, also after an interrupted renewal."""
     found = [copy.identity for copy in (a, b) if copy.identity is not None]
     if not found:
         raise BadBytes(f"both copies of the store's identity are lost: {a.reason}; {b.reason}")
-    if len({(identity.store_id, identity.secret) for identity in found}) > 1:
+    # A renewal that was interrupted at its end has changed the id of one copy.
+    ids = {identity.store_id for identity in found} - {identity.next_store_id for identity in found}
+    if len(ids) > 1 or len({identity.secret for identity in found}) > 1:
         raise BadBytes("store-a and store-b are of different stores; remove the one that does not belong here")
     return max(found, key=lambda identity: identity.generation)
 

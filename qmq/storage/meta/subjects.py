@@ -30,6 +30,7 @@ from crc32c import crc32c
 from qmq.errors import BadBytes, ForeignFile
 from qmq.format.lanes import is_known, kind_of
 from qmq.format.layout import LANE_NORMAL, LANE_ORDERED, STORE_ID_SIZE, SUBJECTS_MAGIC, SUBJECTS_VERSION
+from qmq.format.versions import check_version
 from qmq.names import MAX_SUBJECT_BYTES  # bounds what a rotten size can claim
 from qmq.storage.disk.disk import Disk, failure, read_fully, write_atomically, write_fully
 from qmq.storage.disk.fsync import SureSync
@@ -83,8 +84,7 @@ def check_header(data: bytes, store_id: bytes | None, path: Path) -> None:
         raise BadBytes(f"the header of {path} does not fit its checksum")
     if magic != SUBJECTS_MAGIC:
         raise ForeignFile(f"{path} is no registry of subjects; move it away")
-    if version > SUBJECTS_VERSION:
-        raise ForeignFile(f"{path} has format version {version}; this QMQ reads {SUBJECTS_VERSION}: use a newer one")
+    check_version(path, version, SUBJECTS_VERSION)
     if store_id is not None and found_id != store_id:
         raise ForeignFile(f"{path} belongs to store {found_id.hex()}, not {store_id.hex()}; put the right file back")
 

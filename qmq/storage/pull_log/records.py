@@ -30,13 +30,16 @@ from crc32c import crc32c
 
 from qmq.errors import BadBytes, ForeignFile
 from qmq.format.layout import (
+    OLDEST_PULL_LOG_VERSION,
     PULL_FILE_HEADER,
     PULL_FILE_HEADER_SIZE,
     PULL_LOG_MAGIC,
     PULL_LOG_VERSION,
     PULL_RECORD_HEADER,
     PULL_RECORD_HEADER_SIZE,
+    PULL_RECORD_KINDS,
 )
+from qmq.format.versions import check_version
 from qmq.storage.disk.disk import Buffer, Disk, failure, read_around, read_fully, write_fully
 from qmq.storage.types import Hole
 
@@ -140,6 +143,7 @@ def read_pull_log(disk: Disk, directory: Path, store_id: bytes, secret: bytes, c
         except BadBytes as error:  # every record has a checksum of its own
             problem = str(error)
         last = _read_records(found, data, base, max(claimed, base + PULL_FILE_HEADER_SIZE), secret)
+        _check_kinds(found.records[before:], path, base)
         if problem is not None:
             if following is None and base == end and len(found.records) == before:
                 break  # it was being made, and is made again
@@ -151,7 +155,7 @@ def read_pull_log(disk: Disk, directory: Path, store_id: bytes, secret: bytes, c
 
 def check_pull_file(disk: Disk, path: Path, base: int, end: int | None, store_id: bytes, secret: bytes) -> list[str]:
     """Return the problems of one file by itself, which ends at position *end* (None: where its bytes end). Raises
-    OSError.
+    OSError, ForeignFile.
     """
     found = PullLogContent([], [], [], base)
     data = _read_file(disk, path, base, found)[: None if end is None else end - base]
@@ -161,6 +165,7 @@ def check_pull_file(disk: Disk, path: Path, base: int, end: int | None, store_id
     except BadBytes as error:
         problems.append(str(error))
     last = _read_records(found, data, base, base + PULL_FILE_HEADER_SIZE, secret)
+    _check_kinds(found.records, path, base)
     bad = sum(hole.end - hole.start for hole in found.holes) + len(bytes(data[last - base :]).rstrip(b"\0"))
     return problems + [f"{bad} bytes are no record"] * bool(bad)
 
@@ -240,6 +245,16 @@ def _read_records(found: PullLogContent, data: memoryview, base: int, start: int
     return base + end
 
 
+def _check_kinds(records: list[PullRecord], path: Path, base: int) -> None:
+    """Raise ForeignFile if a record is of a kind that this program does not know."""
+    for record in records:
+        if not 1 <= record.kind <= PULL_RECORD_KINDS:
+            raise ForeignFile(
+                f"{path} has a record of kind {record.kind} at offset {record.position - base}; this QMQ reads kinds 1 "
+                f"to {PULL_RECORD_KINDS}: use a newer one"
+            )
+
+
 def record_at(data: memoryview, offset: int, base: int, secret: bytes) -> PullRecord | None:
     """Return the record that begins at *offset*; None when none does."""
     if offset + PULL_RECORD_HEADER_SIZE > len(data):
@@ -288,8 +303,7 @@ def _check_header(data: bytes, path: Path, store_id: bytes, base: int) -> tuple[
     magic, version, _, found_id, _, found_base, _, generation, cut, _, crc = PULL_FILE_HEADER.unpack(data)
     if magic != PULL_LOG_MAGIC or crc32c(data[:_CHECKED]) != crc:
         raise BadBytes(f"the header of {path} is not what was written")
-    if version > PULL_LOG_VERSION:
-        raise ForeignFile(f"{path} has format version {version}; this QMQ reads {PULL_LOG_VERSION}: use a newer one")
+    check_version(path, version, PULL_LOG_VERSION, OLDEST_PULL_LOG_VERSION)
     if found_id != store_id or found_base != base:
         raise BadBytes(f"{path} was written as another file (store {found_id.hex()}, position {found_base:#x})")
     return int(generation), int(cut)

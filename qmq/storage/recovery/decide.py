@@ -57,7 +57,7 @@ class Action(enum.Enum):
 
     CREATE = "create"
     OPEN = "open"
-    REFUSE_NEWER = "refuse: a file has a newer format version"
+    REFUSE_UNKNOWN = "refuse: a file has a format version that this QMQ does not read"
     REFUSE_LOST = "refuse: the identity is lost"
 
 
@@ -111,8 +111,8 @@ def decide(facts: Facts) -> Plan:
 
 def _action(facts: Facts) -> Action:
     identities = (facts.identity_a, facts.identity_b)
-    if FileState.NEWER in (*identities, facts.checkpoint, facts.checkpoint_before):
-        return Action.REFUSE_NEWER
+    if FileState.UNKNOWN in (*identities, facts.checkpoint, facts.checkpoint_before):
+        return Action.REFUSE_UNKNOWN
     if FileState.GOOD in identities:
         return Action.OPEN
     if identities == (FileState.MISSING, FileState.MISSING) and not facts.populated:

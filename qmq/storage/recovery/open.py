@@ -165,8 +165,8 @@ class _Opening:
         facts = facts_of(self._disk, self._directory, copies, checkpoints, self._boot_id)
         plan = decide(facts)
         looked_at = [(file.state, file.reason) for file in copies] + [(file.state, file.reason) for file in checkpoints]
-        if plan.action is Action.REFUSE_NEWER:
-            raise ForeignFile(next(reason for state, reason in looked_at if state is FileState.NEWER))
+        if plan.action is Action.REFUSE_UNKNOWN:
+            raise ForeignFile(next(reason for state, reason in looked_at if state is FileState.UNKNOWN))
         if plan.action is Action.REFUSE_LOST:
             reasons = "; ".join(copy.reason for copy in copies)
             raise BadBytes(f"{self._directory} has data but no identity: {reasons}; put one of them back from a backup")

@@ -13,11 +13,12 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from qmq.errors import BadBatch, BadBytes, MessageTooLarge
+from qmq.errors import BadBatch, BadBytes, ForeignFile, MessageTooLarge
 from qmq.format.batch import (
     ANY_MESSAGE_BYTES,
     BatchLimits,
     Header,
+    UnknownBatchVersion,
     check_batch,
     entries_of,
     mark_of,
@@ -29,6 +30,7 @@ from qmq.format.batch import (
 from qmq.format.layout import (
     BATCH_HEADER_SIZE,
     BATCH_MAGIC,
+    BATCH_VERSION,
     DERIVED_HEADER_SIZE,
     INDEX_MAGIC,
     KNOWN_FLAGS,
@@ -243,6 +245,8 @@ class PartitionCheck:
             if not size:
                 try:
                     rows, size = self._batch(file, position, stop)
+                except UnknownBatchVersion as error:
+                    raise ForeignFile(f"{path}: {error}") from error
                 except (BadBatch, MessageTooLarge) as error:
                     position = self._skip(file, path, position, stop, claimed_end, str(error))
                     continue
@@ -276,6 +280,8 @@ class PartitionCheck:
         """Return the rows of the batch at *position* and its size. Raises BadBatch or MessageTooLarge."""
         header = self._header(file, position, stop)
         view = file.at(position, header.size)[: header.size]
+        if header.version != BATCH_VERSION:
+            validate_stored_header(view, position, self._secret, self._owner.store_id)
         if header.store_id != self._owner.store_id:
             raise BadBatch(f"the batch says that it is of store {header.store_id.hex()}")
         if header.partition != self._owner.partition:

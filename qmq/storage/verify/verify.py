@@ -168,7 +168,7 @@ class _Verification:
             path = self._directory / name
             if copy.identity is not None:
                 self._report.count("identity", 0, 1)
-            elif copy.state is FileState.NEWER:
+            elif copy.state is FileState.UNKNOWN:
                 raise ForeignFile(copy.reason)
             elif copy.state is FileState.MISSING and other.identity is not None and other.identity.generation <= 1:
                 self._report.note(path, None, "is missing: the directory was being made", _REPLACED)
@@ -178,9 +178,14 @@ class _Verification:
         if not found:
             return None
         try:
-            identity = identities.latest(a, b)
+            identity = identities.newest(a, b)
         except BadBytes as error:
             self._report.fault(self._directory / COPY_NAMES[1], None, str(error), "put the right one in its place")
+            return None
+        if identity.next_store_id:
+            self._report.fault(
+                self._directory / COPY_NAMES[0], None, identities.RENEWAL_UNFINISHED, "run qmq repair --new-id again"
+            )
             return None
         if len({copy.generation for copy in found}) > 1:
             what = "is one generation behind: a write was interrupted"
@@ -196,7 +201,7 @@ class _Verification:
         for age, number in enumerate(list_checkpoints(self._disk, self._directory)):
             path = checkpoint_path(self._directory, number)
             found = read_checkpoint(self._disk, self._directory, number)
-            if found.state is FileState.NEWER:
+            if found.state is FileState.UNKNOWN:
                 raise ForeignFile(found.reason)
             if found.claims is None:
                 self._report.fault(path, None, found.reason, "delete it: the one before counts then")

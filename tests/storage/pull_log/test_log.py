@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from qmq.broker.journal.record_types import RecordKind
 from qmq.errors import ForeignFile, StorageFailed, StorageFull, SyncFailed
-from qmq.format.layout import PULL_FILE_HEADER_SIZE, PULL_RECORD_HEADER_SIZE
+from qmq.format.layout import PULL_FILE_HEADER_SIZE, PULL_LOG_VERSION, PULL_RECORD_HEADER_SIZE, PULL_RECORD_KINDS
 from qmq.storage.disk.disk import Disk
 from qmq.storage.pull_log.log import PullLog
 from qmq.storage.pull_log.records import (
@@ -229,10 +230,22 @@ def test_a_newer_version_is_refused(tmp_path: Path) -> None:
     written(tmp_path, some_records(2)).close()
     path = pull_file_path(tmp_path / "pulls", BASE)
     data = bytearray(path.read_bytes())
-    data[8:10] = (2).to_bytes(2, "little")
+    data[8:10] = (PULL_LOG_VERSION + 1).to_bytes(2, "little")
     data[60:64] = crc32c(bytes(data[:60])).to_bytes(4, "little")
     path.write_bytes(data)
-    with pytest.raises(ForeignFile, match="format version 2"):
+    with pytest.raises(ForeignFile, match=f"format version {PULL_LOG_VERSION + 1}"):
+        found(tmp_path)
+
+
+def test_a_kind_of_record_that_is_not_known_is_refused(tmp_path: Path) -> None:
+    log = written(tmp_path, some_records(2))
+    log.stage(PULL_RECORD_KINDS + 1, b"newer")
+    log.write()
+    log.close()
+    assert max(RecordKind) == len(RecordKind) == PULL_RECORD_KINDS
+    with pytest.raises(
+        ForeignFile, match=rf"pulls has a record of kind {PULL_RECORD_KINDS + 1} at offset \d+; this QMQ"
+    ):
         found(tmp_path)
 
 

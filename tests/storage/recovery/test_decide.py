@@ -35,13 +35,13 @@ def test_every_combination_is_decided_and_nothing_is_done_where_the_directory_is
 
 def test_a_newer_version_of_any_file_refuses_whatever_else_there_is() -> None:
     for facts in CASES:
-        newer = FileState.NEWER in (facts.identity_a, facts.identity_b, facts.checkpoint, facts.checkpoint_before)
-        assert (decide(facts).action is Action.REFUSE_NEWER) is newer, facts
+        newer = FileState.UNKNOWN in (facts.identity_a, facts.identity_b, facts.checkpoint, facts.checkpoint_before)
+        assert (decide(facts).action is Action.REFUSE_UNKNOWN) is newer, facts
 
 
 def test_one_good_copy_of_the_identity_is_enough() -> None:
     for facts, plan in ((facts, decide(facts)) for facts in CASES):
-        if plan.action is Action.REFUSE_NEWER:
+        if plan.action is Action.REFUSE_UNKNOWN:
             continue
         assert (plan.action is Action.OPEN) is (FileState.GOOD in (facts.identity_a, facts.identity_b)), facts
 
@@ -49,7 +49,7 @@ def test_one_good_copy_of_the_identity_is_enough() -> None:
 def test_a_directory_is_made_only_where_nothing_is() -> None:
     for facts in CASES:
         nothing = facts.identity_a is facts.identity_b is FileState.MISSING and not facts.populated
-        newer = FileState.NEWER in (facts.checkpoint, facts.checkpoint_before)
+        newer = FileState.UNKNOWN in (facts.checkpoint, facts.checkpoint_before)
         assert (decide(facts).action is Action.CREATE) is (nothing and not newer), facts
 
 

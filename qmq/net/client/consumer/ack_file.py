@@ -31,12 +31,16 @@ import msgpack
 from crc32c import crc32c
 
 from qmq import ownership
+from qmq.errors import ForeignFile
 from qmq.format.bounded_msgpack import unpack
+from qmq.format.versions import check_version
 from qmq.net.client.consumer.in_flight import MAX_INTERVALS
 from qmq.net.client.in_thread import going_on, in_thread, taken_in_thread
 from qmq.net.protocol.types import KnownConsumer
 
+#: With the version before the end of the line.
 MAGIC: Final = b"QMQSTA1\n"
+_VERSION: Final = 1
 _CRC: Final = struct.Struct("<I")
 _MAX_BYTES: Final = 1 << 20
 
@@ -68,12 +72,17 @@ class StateFile:
         return cls(path, [store_id, group, consumer], _locked(path.with_suffix(".lock")))
 
     def read(self) -> KnownConsumer | None:
-        """Return the state in the file; None if there is no file or it is damaged. Raises OSError."""
+        """Return the state in the file; None if there is no file or it is damaged. Raises OSError, ForeignFile for a
+        version that is not known.
+        """
         try:
             with open(self.path, "rb") as file:
                 content = file.read(_MAX_BYTES)
         except FileNotFoundError:
             return None
+        digit = content[len(MAGIC) - 2 : len(MAGIC) - 1]
+        if digit.isdigit() and content.startswith(MAGIC.replace(b"1", digit)):
+            check_version(self.path, int(digit), _VERSION)
         body = content[len(MAGIC) + _CRC.size :]
         if content != MAGIC + _CRC.pack(crc32c(body)) + body:
             return None
@@ -187,6 +196,9 @@ class AckFile:
             return await in_thread(self._file.read)
         except BlockingIOError:
             self._warn_not_kept("another process has it")
+        except ForeignFile as error:
+            self._warn_not_kept(str(error))
+            self._close_file()  # as it is
         except (OSError, RuntimeError) as error:  # the home directory is unknown
             self._warn_not_kept(str(error))
         return None

@@ -31,8 +31,9 @@ import msgpack
 from crc32c import crc32c
 
 from qmq import ownership
-from qmq.errors import StorageFailed
+from qmq.errors import ForeignFile, StorageFailed
 from qmq.format.bounded_msgpack import unpack
+from qmq.format.versions import check_version
 from qmq.net.client.consumer.ack_file import make_private, state_directory, write_all
 
 log = logging.getLogger("qmq.client")
@@ -286,6 +287,11 @@ def _read(path: Path, fd: int, addresses: set[str]) -> WaitingSpool | None:
     data = os.pread(fd, os.fstat(fd).st_size, 0)
     if not _is_spool(data):
         return None
+    try:
+        check_version(path, _HEADER.unpack_from(data)[1], _VERSION)
+    except ForeignFile as error:
+        log.warning("%s; its failed messages wait there", error)
+        return None
     known, records, is_damaged = _decoded(data)
     if known is None:
         log.warning("%s is left alone: its list of brokers is damaged", path)
@@ -296,13 +302,14 @@ def _read(path: Path, fd: int, addresses: set[str]) -> WaitingSpool | None:
 
 
 def _is_spool(data: bytes) -> bool:
-    return len(data) >= _HEADER.size and _HEADER.unpack_from(data)[:2] == (_MAGIC, _VERSION)
+    return len(data) >= _HEADER.size and _HEADER.unpack_from(data)[0] == _MAGIC
 
 
 def _decoded(data: bytes) -> tuple[list[str] | None, list[Record], bool]:
     """Return the addresses in a file (None: they cannot be read), its records, and whether some of it is damaged."""
     contents, at, is_damaged = list[Any](), _HEADER.size, False
-    while _is_spool(data) and at + _RECORD.size <= len(data):
+    is_known = _is_spool(data) and _HEADER.unpack_from(data)[1] == _VERSION
+    while is_known and at + _RECORD.size <= len(data):
         size, crc = _RECORD.unpack_from(data, at)
         body = data[at + _RECORD.size : at + _RECORD.size + size]
         if len(body) < size:

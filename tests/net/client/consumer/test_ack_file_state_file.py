@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from qmq.errors import ForeignFile
 from qmq.net.client.consumer.ack_file import StateFile, state_directory
 from qmq.net.protocol.types import KnownConsumer
 
@@ -57,7 +58,11 @@ def test_a_flipped_or_cut_file_counts_as_missing(tmp_path: Path) -> None:
         bad = bytearray(good)
         bad[bit // 8] ^= 1 << bit % 8
         file.path.write_bytes(bad)
-        assert file.read() is None, bit
+        if good[6:7].isdigit() and bit // 8 == 6 and bytes(bad[6:7]).isdigit():
+            with pytest.raises(ForeignFile, match="has format version"):  # as of another version
+                file.read()
+        else:
+            assert file.read() is None, bit
     for size in range(len(good)):
         file.path.write_bytes(good[:size])
         assert file.read() is None, size
