@@ -157,6 +157,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "qmq.tokens",
         "qmq.storage.disk.disk",
         "qmq.storage.verify.repair",
+        "qmq.storage.verify.renew_id",
         "qmq.storage.verify.skip_ahead",
         "qmq.storage.verify.verify",
         "qmq.daemon.main",

@@ -122,6 +122,8 @@ class Store:
             number=opened.checkpoint_number,
         )
         self.store_id: bytes = opened.identity.current.store_id
+        #: This id and those that the directory had before.
+        self.store_ids = frozenset((self.store_id, *opened.identity.current.former_store_ids))
         self.secret: bytes = opened.identity.current.secret
         #: The report on the recovery at the start.
         self.recovery: RecoveryReport = opened.report
@@ -158,7 +160,7 @@ class Store:
 
     def open_delay_log(self, now_us: int) -> Store:
         """Open or create the delay log. Raises as ``open`` does."""
-        options = replace(self._options, partitions=1, partition_dirs=(), store_id_hint=self.store_id)
+        options = replace(self._options, partitions=1, partition_dirs=(), store_id=self.store_id)
         log = self.delay_log = Store.open(self._directory / DELAYED_NAME, options, self._disk, now_us)
         for part in log.recovery.partitions:
             part.partition += DELAY_PARTITION

@@ -50,5 +50,5 @@ class StoreOptions:
     #: How long, and up to how many bytes, files of the pull log are kept that no start reads; 0: they are removed.
     pull_log_keep_us: int = 0
     pull_log_keep_bytes: int = 0
-    #: The store id of a new data directory, 6 bytes: IPv4 address and port; None for a random one.
-    store_id_hint: bytes | None = None
+    #: The store id of a new data directory, 6 bytes; None for a random one.
+    store_id: bytes | None = None

@@ -722,20 +722,11 @@ async def test_the_first_broker_to_listen_wins_and_the_other_closes_clean(tmp_pa
         assert again.store.recovery.clean
 
 
-@pytest.mark.parametrize(
-    ("settings", "store_id"),
-    [
-        ({"listen": "127.0.0.1:0", "advertise": "10.1.2.3:5"}, bytes([10, 1, 2, 3, 0, 5])),
-        ({"listen": "127.0.0.1:0", "advertise": "127.0.0.1:20881"}, bytes([127, 0, 0, 1, 0x51, 0x91])),
-    ],
-)
-def test_a_new_store_is_named_for_the_address_clients_use(
-    tmp_path: Path, settings: dict[str, str], store_id: bytes
-) -> None:
-    broker = RunningBroker(Settings(data_dir=tmp_path, **settings))  # type: ignore[arg-type]
-    assert broker.store.store_id == store_id
-    broker.store.close()
-    broker._close_sockets()
+async def test_two_new_directories_have_two_store_ids_whatever_their_address_is(tmp_path: Path) -> None:
+    async with running(tmp_path / "first") as first:
+        port = first.address[1]
+    async with running(tmp_path / "second", listen=f"127.0.0.1:{port}") as second:
+        assert second.store.store_id != first.store.store_id
 
 
 # --- threads ---------------------------------------------------------------------------------------------------------

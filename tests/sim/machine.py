@@ -41,7 +41,7 @@ class Machine:
             segment_bytes=16 << 10,
             max_frame_bytes=2_400,
             reserve_bytes=60_000,
-            store_id_hint=bytes([127, 0, 0, 1, 0, number]),
+            store_id=bytes([127, 0, 0, 1, 0, number]),
         )
         self.process: Process | None = None
         self.store: Store

@@ -243,7 +243,7 @@ def test_what_was_removed_is_said(tmp_path: Path) -> None:
     positions = [row["position"] for row in rows_between(lenient, start, end) if not row["partition"]]
     assert min(positions) > kept
     shutil.rmtree(tmp_path)
-    write_orders(tmp_path, 3, store_id_hint=b"other!")
+    write_orders(tmp_path, 3, store_id=b"other!")
     with pytest.raises(BadBytes, match="has no messages of that store"):
         reader_of(tmp_path).latestOffset(start, ReadAllAvailable())
 

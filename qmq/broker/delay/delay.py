@@ -420,7 +420,10 @@ class DelayedMessages:
                 self._arrived(Arrived(header.position, header.position + header.size, due, _subjects(batch, header)))
 
     def _cancel_again(self, data: bytes, cancelled_at: int) -> None:
-        found = self._find(MessageId._make(MESSAGE_ID.unpack(data[-MESSAGE_ID.size :])))
+        name = MessageId._make(MESSAGE_ID.unpack(data[-MESSAGE_ID.size :]))
+        if name.store_id in self._store.store_ids:  # also from before the directory got another id
+            name = name._replace(store_id=self._store.store_id)
+        found = self._find(name)
         if found is not None:
             self.cancelled(*found[:2], cancelled_at)
 
@@ -432,7 +435,7 @@ class DelayedMessages:
                 continue
             batch = store.partitions[partition].page_cache.peek(header.position, header.size)
             for store_id, number, positions in origins_of(batch):
-                if (store_id, number) == (store.store_id, DELAY_PARTITION):
+                if store_id in store.store_ids and number == DELAY_PARTITION:
                     self._delivered.extend(positions)
             for subject, count in _subjects(batch, header):
                 self._count_off(subject, count)

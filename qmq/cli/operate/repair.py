@@ -17,6 +17,7 @@ from qmq.cli.common.progress import reading_bar
 from qmq.cli.operate.verify import InUse, place_cells
 from qmq.errors import DirectoryInUse
 from qmq.storage.disk.disk import Disk
+from qmq.storage.verify.renew_id import is_renewal_unfinished, renew_id
 from qmq.storage.verify.repair import Outcome, Repair, RepairResult
 from qmq.storage.verify.repair import repair as repair_directory
 from qmq.storage.verify.skip_ahead import skip_ahead as skip
@@ -41,9 +42,10 @@ def _size(context: click.Context, parameter: click.Parameter, value: str | None)
 @click.option(
     "--skip-ahead", metavar="SIZE", callback=_size, help="Of an older copy: leave out so many positions, 1TiB."
 )
+@click.option("--new-id", is_flag=True, help="Of a copy that serves beside its original: give it another store id.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object for each fault, then a summary.")
 @click.pass_context
-def repair(context: click.Context, directory: Path, skip_ahead: int | None, as_json: bool) -> None:
+def repair(context: click.Context, directory: Path, skip_ahead: int | None, new_id: bool, as_json: bool) -> None:
     """Rebuild the consumer log and the indexes of the data directory DIRECTORY from its message log if they are missing
     or wrong, and repair what else a start of a broker repairs.
 
@@ -56,16 +58,34 @@ def repair(context: click.Context, directory: Path, skip_ahead: int | None, as_j
     the lost newer directory had given: it continues behind SIZE more bytes of messages than there are. Choose more than
     was stored since the copy was made; no space is used, and the sequences in between are known as gaps.
 
+    With --new-id the directory gets another store id, and each of its messages another message id: of two directories
+    that serve at the same time, each needs its own. It writes the message log anew, segment by segment. An interrupted
+    one is finished by another; until then no broker starts on the directory. Archives and streams take the directory
+    for another one from then on.
+
     \b
     Examples:
       qmq repair /var/lib/qmq
       qmq repair /var/lib/qmq --skip-ahead 1TiB
+      qmq repair /var/lib/qmq-copy --new-id
     """
+    disk, renewed = Disk(), None
     try:
+        if new_id and is_renewal_unfinished(directory, disk):
+            renewed = renew_id(directory, disk, time.time_ns() // 1_000)
         with reading_bar() as progress:
-            done = repair_directory(directory, Disk(), time.time_ns() // 1_000, progress)
+            done = repair_directory(directory, disk, time.time_ns() // 1_000, progress)
+        if new_id and renewed is None and done.is_whole:
+            renewed = renew_id(directory, disk, time.time_ns() // 1_000)
     except DirectoryInUse as error:
         raise InUse(error) from error
+    if renewed is not None:
+        done.notes.append(
+            f"{directory} is store {renewed.store_id.hex()} now, and was {renewed.former.hex()}: its messages have "
+            "other ids than before"
+        )
+    elif new_id:
+        done.notes.append(f"{directory} did not get another store id, as it is not whole")
     if skip_ahead is not None and done.is_whole:
         skipped = skip(directory, Disk(), time.time_ns() // 1_000, skip_ahead)
         done.notes.append(

@@ -396,7 +396,11 @@ class Brokers:
         """Refuse a second link to one store: each consumer would subscribe there twice. Raises InvalidOption."""
         for other in self.links:
             if other is not link and other.connection is not None and other.store_id == welcome.store_id:
-                raise InvalidOption(f"{other.address} and {link.address} lead to the same broker; give one of them")
+                raise InvalidOption(
+                    f"{other.address} and {link.address} lead to the same broker, store {welcome.store_id.hex()}; give "
+                    "one of them. If they are two brokers, the data directory of one is a copy of the other's: stop "
+                    "that broker, and run qmq repair --new-id on its directory"
+                )
         self._refused.discard(link)
         if link.address.sender_bytes > self._sender_bytes:  # its token has another name by now
             self._sender_bytes = link.address.sender_bytes

@@ -25,12 +25,12 @@ def make_identity(disk: Disk, directory: Path, options: StoreOptions, now_us: in
 
     Raises StorageError, or InvalidOption for options that do not fit.
     """
-    hint = options.store_id_hint
-    if hint is not None and len(hint) != STORE_ID_SIZE:
-        raise InvalidOption(f"store_id_hint has {len(hint)} bytes; give {STORE_ID_SIZE}: IPv4 address and port")
+    store_id = disk.random(STORE_ID_SIZE) if options.store_id is None else options.store_id
+    if len(store_id) != STORE_ID_SIZE:
+        raise InvalidOption(f"store_id has {len(store_id)} bytes; give {STORE_ID_SIZE}")
     identity = new_identity(
         disk,
-        store_id_hint=disk.random(STORE_ID_SIZE) if hint is None else hint,
+        store_id=store_id,
         directories=[],
         reserve_bytes=options.reserve_bytes,
         now_us=now_us,

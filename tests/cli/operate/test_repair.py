@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -146,6 +147,66 @@ def test_a_broker_on_an_older_copy_gives_no_id_twice(tmp_path: Path) -> None:
     assert len(lost) == len(given) == 70
     assert lost.isdisjoint(given)
     assert CliRunner().invoke(cli, ["verify", str(copy)]).exit_code == 0
+
+
+@pytest.mark.parametrize("reads_all", [False, True])
+def test_a_clone_with_an_id_of_its_own_serves_beside_its_original(tmp_path: Path, reads_all: bool) -> None:
+    """Groups go on as they were; delayed messages that were delivered or cancelled before do not come again, also where
+    a start reads everything.
+    """
+    data, clone = tmp_path / "data", tmp_path / "clone"
+    with broker_process(data) as broker, qmq.connect_sync(broker.url) as client:
+        client.send("shop.order", b"later", delay="1h")
+        at_once = client.send("shop.order", b"soon", delay=0.1)
+        cancelled = client.send("shop.order", b"cancelled", delay="1s")
+        assert client.admin.cancel(cancelled.id)
+        with client.subscribe("shop.", group="g", consumer="w", max_attempts=3, retry_delays=["1h"]) as consumer:
+            bodies = set[bytes]()
+            client.send("shop.order", b"acked")
+            client.send("shop.order", b"failed")
+            client.send("shop.order", b"dead")
+            while bodies != {b"acked", b"failed", b"dead", b"soon"}:
+                for message in consumer.pull():
+                    bodies.add(message.body)
+                    if message.body == b"failed":
+                        message.nack()
+                    elif message.body == b"dead":
+                        message.reject("no")
+                    else:
+                        message.ack()
+            consumer.flush()
+        client.send("shop.order", b"ready")
+        (info,) = client.admin.info()
+        store_id = info.store_id
+        assert at_once.id.startswith(store_id)
+    shutil.copytree(data, clone)
+    with broker_process(data) as broker, broker_process(clone) as other:
+        url = f"{broker.url},{other.url.removeprefix('qmq://')}"
+        with pytest.raises(qmq.InvalidOption, match=r"qmq repair --new-id"), qmq.connect_sync(url) as client:
+            client.admin.info()
+    for path in clone.glob("checkpoint-*") if reads_all else ():
+        path.unlink()
+    shown = CliRunner().invoke(cli, ["repair", str(clone), "--new-id"])
+    assert (shown.exit_code, f"and was {store_id}" in shown.stdout) == (0, True), shown.output
+    assert CliRunner().invoke(cli, ["verify", str(clone)]).exit_code == 0
+    with broker_process(data) as broker, broker_process(clone) as other:
+        with qmq.connect_sync(f"{broker.url},{other.url.removeprefix('qmq://')}") as client:
+            groups = client.admin.groups("g")
+            rows = [(group.ready, group.in_retry, group.dead, group.delayed) for group in groups]
+            assert rows == [(1, 1, 1, 1)] * 2
+        with qmq.connect_sync(other.url) as client:
+            (info,) = client.admin.info()
+            new_id = info.store_id
+            assert (new_id != store_id, new_id in shown.stdout) == (True, True)
+            with client.subscribe("shop.", group="new", start="first") as consumer:
+                found = Counter[bytes]()
+                while sum(found.values()) < 5:
+                    for message in consumer.pull():
+                        found[message.body] += 1
+                        assert message.body == b"soon" or message.id.startswith(new_id)
+                        message.ack()
+                assert consumer.pull(timeout=1.5) == [], "nothing that was delivered or cancelled comes again"
+            assert found == dict.fromkeys((b"acked", b"failed", b"dead", b"soon", b"ready"), 1)
 
 
 def test_a_bad_size_to_skip_is_wrong_usage(data: Path) -> None:

@@ -30,7 +30,7 @@ from tests.fake_disk import FakeDisk
 def make(partitions: int = 1) -> Identity:
     return new_identity(
         Disk(),
-        store_id_hint=b"\x7f\0\0\1Qp",
+        store_id=b"\x7f\0\0\1Qp",
         directories=[f"log-{number}" for number in range(partitions)],
         reserve_bytes=1_000,
         now_us=77,

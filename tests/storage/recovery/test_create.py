@@ -85,8 +85,8 @@ def test_directories_whose_names_begin_alike_are_apart(tmp_path: Path) -> None:
 
 
 def test_the_hint_of_a_store_id_has_its_size(tmp_path: Path) -> None:
-    with pytest.raises(InvalidOption, match="store_id_hint has 5 bytes; give 6"):
-        open_store(tmp_path, store_id_hint=b"short")
-    store = open_store(tmp_path / "right", FakeDisk(), store_id_hint=b"hinted")
+    with pytest.raises(InvalidOption, match="store_id has 5 bytes; give 6"):
+        open_store(tmp_path, store_id=b"short")
+    store = open_store(tmp_path / "right", FakeDisk(), store_id=b"hinted")
     assert store.store_id == b"hinted"
     kill(store)

@@ -31,7 +31,7 @@ from tests.storage.stores import (
 
 def test_a_new_directory_is_made_with_its_parents(tmp_path: Path) -> None:
     path = tmp_path / "some" / "where" / "data"
-    store = open_store(path, store_id_hint=b"\x7f\0\0\1\x51\x91")
+    store = open_store(path, store_id=b"\x7f\0\0\1\x51\x91")
     assert store.recovery.created
     assert store.store_id == b"\x7f\0\0\1\x51\x91"
     assert store.state == {}
