@@ -26,6 +26,7 @@ from qmq.archive.keys import KEYS, key_file_of, keys_path_of, make_keys
 from qmq.archive.locations import writable_files_at
 from qmq.archive.lock import ArchiveLock, this_process
 from qmq.archive.manifest import Manifest
+from qmq.archive.same_bytes import check_same
 from qmq.archive.segments import INDEX, MESSAGES, Index, SegmentSource
 from qmq.errors import BadBytes, DirectoryInUse, InvalidOption, StorageError, StorageFull
 from qmq.format.batch import parse_header
@@ -114,7 +115,7 @@ class _Run:
             manifest = there.get(path)
             if not segment.sealed:
                 self._done.left += 1
-            elif manifest is not None and manifest.end >= segment.end and self._has_good_copy(segment, path, manifest):
+            elif manifest is not None and self._has_good_copy(segment, path, manifest):
                 self._done.kept += 1
             else:
                 wanted.append((path, segment))
@@ -124,17 +125,22 @@ class _Run:
         return self._done
 
     def _has_good_copy(self, segment: SegmentSource, path: str, manifest: Manifest) -> bool:
-        """Return whether an existing copy has a receipt, or is good and gets one: a killed run may have left it
-        without. A damaged copy is made again.
+        """Return whether an existing copy goes as far as its source, and has a receipt, or is good and gets one: a
+        killed run may have left it without. A damaged copy is made again. Raises ForeignFile if it is of other batches.
         """
         receipt = self._source.receipt(segment)
-        if receipt is not None and receipt.destination == self._files.name:
+        if receipt is not None and receipt.destination == self._files.name and _is_receipt_of(receipt, manifest):
             return True
         try:
+            same = check_same(self._source, segment, self._files, path, manifest, lambda _: self._lock.renew())
+            if manifest.end < segment.end:
+                return False
             self._verify(path, manifest, lambda _: self._lock.renew())
         except BadBytes:
             return False
-        self._write_receipt(segment, manifest)
+        except FileNotFoundError:
+            return not self._source.has(segment)  # else its copy is gone
+        self._write_receipt(segment, *same)
         return True
 
     def _copy_all(self, wanted: list[tuple[str, SegmentSource]]) -> None:
@@ -205,7 +211,7 @@ class _Run:
             self._done.dropped += 1
             return
         self._put_in_place(copy.path, manifest)
-        self._write_receipt(copy.segment, manifest)
+        self._write_receipt(copy.segment, manifest.messages_bytes, manifest.messages_crc)
         self._done.copied += 1
         self._done.copied_bytes += manifest.messages_bytes
         self._done.messages += manifest.messages
@@ -306,22 +312,29 @@ class _Run:
                     f"its source {size} with {crc:08x}; run it again, and check the disks"
                 )
 
-    def _write_receipt(self, segment: SegmentSource, manifest: Manifest) -> None:
-        """Write into the data directory that the copy was verified."""
+    def _write_receipt(self, segment: SegmentSource, size: int, crc: int) -> None:
+        """Write into the data directory that the copy was verified, whose first *size* bytes are all of the segment."""
         self._source.write_receipt(
             segment,
             ArchiveReceipt(
-                store_id=manifest.store_id,
-                partition=manifest.partition,
-                base=manifest.base,
-                end=manifest.end,
-                messages_bytes=manifest.messages_bytes,
-                messages_crc=manifest.messages_crc,
+                store_id=segment.store_id.hex(),
+                partition=segment.partition,
+                base=segment.base,
+                end=segment.end,
+                messages_bytes=size,
+                messages_crc=crc,
                 destination=self._files.name,
                 verified_at_us=self._clock(),
             ),
         )
         self._done.receipts += 1
+
+
+def _is_receipt_of(receipt: ArchiveReceipt, manifest: Manifest) -> bool:
+    """Return whether a receipt and a manifest tell of the same bytes."""
+    return (receipt.end, receipt.messages_bytes, receipt.messages_crc) == (
+        manifest.end, manifest.messages_bytes, manifest.messages_crc,
+    )  # fmt: skip
 
 
 def _unfinished(path: str) -> str:

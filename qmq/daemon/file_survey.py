@@ -128,10 +128,10 @@ class FileSurvey:
                 path = segment_path(log.directory, span.base)
                 receipt = self._receipts.get(path) or self._receipt(log, span.base)
                 position = span.base + SEGMENT_HEADER_SIZE
-                if receipt is not None:
+                if receipt is not None and receipt.end <= span.end:
                     verified_us = max(verified_us, receipt.verified_at_us)
                     position = max(position, receipt.end)
-                    if receipt.end >= span.end:
+                    if receipt.end == span.end:
                         receipts[path] = receipt
                 if position >= span.end:
                     continue
@@ -147,7 +147,7 @@ class FileSurvey:
     def _receipt(self, log: LogSegments, base: int) -> ArchiveReceipt | None:
         with suppress(StorageError):
             receipt = read_receipt(self._disk, log.directory, base)
-            if receipt is not None and receipt.covers(log.owner, base, base):
+            if receipt is not None and receipt.is_of(log.owner, base):
                 return receipt
         return None
 

@@ -39,9 +39,16 @@ class ArchiveReceipt:
     verified_at_us: int
 
     def covers(self, owner: SegmentOwner, base: int, end: int) -> bool:
-        """Return whether the receipt is for that segment, and covers it up to *end*."""
+        """Return whether the receipt is for that segment, which ends at *end*, and for all of it.
+
+        One that goes further is of other bytes: those of a directory that this one is an older copy of.
+        """
+        return self.is_of(owner, base) and self.end == end
+
+    def is_of(self, owner: SegmentOwner, base: int) -> bool:
+        """Return whether the receipt is for the segment of *owner* that begins at *base*."""
         own = (bytes.fromhex(self.store_id), self.partition, self.base)
-        return own == (*owner, base) and self.end >= end and bool(self.destination)
+        return own == (*owner, base) and bool(self.destination)
 
 
 def receipt_path(directory: Path, base: int) -> Path:

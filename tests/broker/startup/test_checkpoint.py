@@ -64,7 +64,7 @@ def _with_a_text_for_a_count(fields: Fields) -> None:
 
 
 def _with_a_negative_ack_floor(fields: Fields) -> None:
-    fields["members"][0][-1][0] = -1
+    fields["members"][0][14][0] = -1
 
 
 def _without_producers(state: Fields) -> None:

@@ -31,10 +31,10 @@ def test_written_and_read_again(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["1000000000000000.receipt"]
 
 
-def test_is_about_one_segment_up_to_its_end() -> None:
+def test_is_about_one_segment_up_to_its_very_end() -> None:
     owner = SegmentOwner(STORE, 3)
     assert MADE.covers(owner, MADE.base, MADE.end)
-    assert MADE.covers(owner, MADE.base, MADE.end - 1)
+    assert not MADE.covers(owner, MADE.base, MADE.end - 1), "it is of other bytes"
     assert not MADE.covers(owner, MADE.base, MADE.end + 1)
     assert not MADE.covers(owner, MADE.base + 1, MADE.end)
     assert not MADE.covers(SegmentOwner(STORE, 4), MADE.base, MADE.end)
