@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -37,6 +38,9 @@ LATE_US: Final = 10_000_000
 LATE_INTERVALS: Final = 10
 #: A bound of which this share is used is a problem.
 NEARLY_ALL: Final = 0.8
+#: A clock that is so much behind the last message is a problem; the last time that a text shows, in the year 9999.
+CLOCK_BEHIND_US: Final = 60_000_000
+LAST_SHOWN_US: Final = 253_402_000_000_000_000
 #: Groups that a problem names.
 NAMED: Final = 10
 
@@ -73,6 +77,9 @@ class BrokerFacts(NamedTuple):
     certificate: tuple[str, str] | None = None
     #: The bytes of the largest send that was refused for want of room, and for which there has been none since.
     refused_bytes: int = 0
+    #: By how much the last stamp is ahead of the clock, and what that shows.
+    clock_behind_us: int = 0
+    wall_us: int = 0
 
 
 class FoundProblem(NamedTuple):
@@ -171,9 +178,23 @@ def _file_problems(facts: BrokerFacts) -> Iterable[FoundProblem]:
     elif facts.checkpoint_age_us > max(LATE_US, LATE_INTERVALS * facts.settings.checkpoint_ms * 1_000):
         text = f"the last checkpoint is {facts.checkpoint_age_us // 1_000_000} s old: see whether the disk is slow"
         yield FoundProblem("checkpoint_late", "error", text)
+    if problem := clock_problem(facts.clock_behind_us, facts.wall_us):
+        yield FoundProblem("clock_behind", "warning", problem)
     if bad := sum(facts.counters.damaged.values()) + facts.counters.holes_in_recovery:
         text = f"{bad} places in the files are damaged: run qmq verify, which names them, and see the broker's log"
         yield FoundProblem("damaged", "error", text)
+
+
+def clock_problem(behind_us: int, wall_us: int) -> str | None:
+    """Return what is wrong if the last message was stored *behind_us* ahead of the clock, which shows *wall_us*."""
+    if behind_us <= CLOCK_BEHIND_US:
+        return None
+    until = datetime.fromtimestamp(min(wall_us + behind_us, LAST_SHOWN_US) / 1e6, UTC)
+    return (
+        f"the last message was stored at {until:%Y-%m-%d %H:%M} UTC, which is ahead of this machine's clock: set the "
+        "clock (NTP), if it is behind. If it was ahead once, stored_at stays ahead until then, and so do what goes by "
+        "it: `start` at a time and expire_after. Retention goes by the times of the segments' files meanwhile"
+    )
 
 
 def _group_problems(facts: BrokerFacts) -> Iterable[FoundProblem]:

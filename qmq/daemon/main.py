@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import ipaddress
 import logging
 import os
 import resource
 import signal
-import socket
 import sys
 import threading
 from collections.abc import Callable
@@ -31,7 +29,7 @@ from qmq.broker.ports.metrics import Counters
 from qmq.daemon.checkpointer import Checkpointer
 from qmq.daemon.file_survey import FileSurvey, LogSegments
 from qmq.daemon.fsyncs import Fsyncs
-from qmq.daemon.info import BrokerFacts, DiskSpace, DiskSurvey, InfoAnswers
+from qmq.daemon.info import BrokerFacts, DiskSpace, DiskSurvey, InfoAnswers, clock_problem
 from qmq.daemon.key_indexer import KeyIndexer
 from qmq.daemon.reload import changes_between
 from qmq.daemon.scrubber import Scrubber
@@ -88,7 +86,7 @@ class RunningBroker:
         with ExitStack() as undo:
             undo.callback(self._close_sockets)
             self._tokens_read = read_at_start(settings, [sock.getsockname()[0] for sock in self._sockets])
-            options = _store_options(settings, self.address)
+            options = _store_options(settings)
             self._disk = disk = disk if disk is not None else Disk()
             self.store, self.broker = open_broker(settings.data_dir, options, disk, _broker_limits(settings), now)
             undo.callback(self.store.close, clean=False)
@@ -100,6 +98,7 @@ class RunningBroker:
         self._unlogged = 0  # damages since the last one that was logged
         self._stopping = False
         self._name_timer: asyncio.TimerHandle | None = None
+        self._is_clock_behind = False
         self._certificate_timer: asyncio.TimerHandle | None = None
         self._settled = asyncio.Event()
         self._ping_acceptor: Acceptor | None = None
@@ -191,8 +190,13 @@ class RunningBroker:
             self._certificate_timer = loop.call_later(LOOK_S, self._look_at_certificates, certificates)
 
     def _look_at_names(self) -> None:
-        """Log names whose messages nobody takes, once each, now and from time to time."""
+        """Log names whose messages nobody takes, and a clock that is behind, once each, now and from time to time."""
         if not self._stopping:
+            wall_us = self._clock().wall_us
+            problem = clock_problem(self.store.last_stored_at_us - wall_us, wall_us)
+            if problem is not None and not self._is_clock_behind:
+                log.warning("%s", problem)
+            self._is_clock_behind = problem is not None
             for _, text in self.broker.untaken.look(self._clock().monotonic_us):
                 log.warning("%s", text)
             self._name_timer = asyncio.get_running_loop().call_later(LOOK_US / 1e6, self._look_at_names)
@@ -331,6 +335,7 @@ class RunningBroker:
             {"max_producers": self.broker.producer_count, "max_subjects": self.store.live_subjects},
             self._certificates.problem(self._clock().wall_us / 1e6) if self._certificates is not None else None,
             max(self.store.partition(partition).room.refused_bytes for partition in self.store.all_partitions()),
+            clock_behind_us=self.store.last_stored_at_us - self._clock().wall_us, wall_us=self._clock().wall_us,
         )  # fmt: skip
 
     def _check(self, wanted: CheckWanted) -> None:
@@ -606,17 +611,7 @@ def _keep_watchdog(loop: asyncio.AbstractEventLoop, manager: ServiceManager) -> 
 # Options of the parts, from the settings
 
 
-def _store_id_of(settings: Settings, address: tuple[str, int]) -> bytes | None:
-    """Return the store id of a new directory: the IPv4 address and port that clients use; None for a random one."""
-    host, port = parse_address(settings.advertise) if settings.advertise else address
-    try:
-        number = ipaddress.IPv4Address(socket.gethostbyname(host))
-    except (OSError, ValueError):
-        return None
-    return None if number.is_unspecified else number.packed + port.to_bytes(2, "big")
-
-
-def _store_options(settings: Settings, address: tuple[str, int]) -> StoreOptions:
+def _store_options(settings: Settings) -> StoreOptions:
     return StoreOptions(
         segment_bytes=settings.segment_bytes,
         partitions=settings.partitions,
@@ -627,7 +622,6 @@ def _store_options(settings: Settings, address: tuple[str, int]) -> StoreOptions
         keep_free_bytes=settings.keep_free_bytes,
         pull_log_keep_us=settings.pull_log_keep_ms * 1_000,
         pull_log_keep_bytes=settings.pull_log_keep_bytes,
-        store_id_hint=_store_id_of(settings, address),
     )
 
 

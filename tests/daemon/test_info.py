@@ -11,10 +11,13 @@ import pytest
 
 import qmq
 from qmq.broker.groups.untaken import UntakenName
+from qmq.broker.ports.commands import Now
 from qmq.broker.ports.metrics import Counters
 from qmq.daemon import info
 from qmq.daemon.info import BrokerFacts, DiskSpace, DiskSurvey, problems_of
+from qmq.daemon.main import RunningBroker
 from qmq.errors import StorageFull
+from qmq.net.server import clock
 from qmq.settings import Settings
 from qmq.storage.disk.disk import Disk
 from tests.broker_process import running
@@ -94,6 +97,7 @@ WRONG = {
     "open_to_network": SOUND._replace(host="0.0.0.0"),
     "producers_nearly_full": SOUND._replace(used={"max_producers": 80_000, "max_subjects": 0}),
     "subjects_nearly_full": SOUND._replace(used={"max_producers": 0, "max_subjects": 800_000}),
+    "clock_behind": SOUND._replace(clock_behind_us=61_000_000),
     "certificate": SOUND._replace(certificate=("error", "the certificate in c.pem has expired: renew it")),
 }
 
@@ -155,3 +159,33 @@ async def test_a_disk_that_does_not_answer_holds_up_nothing(monkeypatch: pytest.
     finally:
         disk.free.set()
         survey.close()
+
+
+def test_a_clock_behind_the_last_message_is_a_problem() -> None:
+    hour_us, wall_us = 3_600_000_000, 1_700_000_000_000_000
+    assert problems_of(SOUND._replace(clock_behind_us=1_000, wall_us=wall_us)) == []
+    (found,) = problems_of(SOUND._replace(clock_behind_us=hour_us, wall_us=wall_us))
+    assert (found.code, found.level) == ("clock_behind", "warning")
+    assert "stored at 2023-11-14 23:13 UTC, which is ahead of this machine's clock" in found.message
+    (found,) = problems_of(SOUND._replace(clock_behind_us=1 << 62, wall_us=wall_us))
+    assert "9999-" in found.message
+
+
+async def test_a_clock_that_was_ahead_once_is_logged_and_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    ahead_us = 10 * 365 * 86_400_000_000
+    settings = Settings(data_dir=tmp_path, listen="127.0.0.1:0")
+
+    def clock_ahead() -> Now:
+        now = clock()
+        return Now(now.monotonic_us, now.wall_us + ahead_us)
+
+    for at in (clock_ahead, clock):
+        assert "ahead of this machine's clock" not in caplog.text
+        broker = RunningBroker(settings, clock=at)
+        await broker.start()
+        async with qmq.connect(broker.url) as client:
+            await client.send("a", b"1")
+            (found,) = await client.admin.info()
+        await broker.stop()
+    assert caplog.text.count("ahead of this machine's clock") == 1
+    assert [problem.code for problem in found.problems if problem.code.startswith("clock")] == ["clock_behind"]

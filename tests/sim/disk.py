@@ -33,6 +33,14 @@ class SimulatedDisk(FakeDisk):
         self.files.chance = self.chance
         #: Files that were opened to be written over since the last start: a stop may leave them torn.
         self.overwritten: set[str] = set()
+        self._modified_us = dict[Path, int]()
+
+    def modified_us(self, path: Path) -> int:
+        """As of a file that was written while the clock was far ahead, until that was noted."""
+        return self._modified_us.get(path, 1 << 62)
+
+    def set_modified(self, path: Path, us: int) -> None:
+        self._modified_us[path] = us
 
     def open(self, path: Path, flags: int, mode: int = 0o644) -> int:
         if flags & os.O_WRONLY and not flags & os.O_CREAT:

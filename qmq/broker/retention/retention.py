@@ -46,17 +46,18 @@ _NAMED: Final = 10
 
 
 class _StoredUntilRead:
-    """A read of the time until which the first segment of each partition was stored."""
+    """A read of the time until which the first segment of each partition was stored; *wall_us* is the clock."""
 
-    def __init__(self, segments: list[OldSegment]) -> None:
+    def __init__(self, segments: list[OldSegment], wall_us: int) -> None:
         self.partition = segments[0].partition
         self._segments = segments
+        self._wall_us = wall_us
         self.found: dict[tuple[int, int], int] = {}
 
     def step(self) -> bool:
         """[thread] Do the whole read. Raises StorageError."""
         for old in self._segments:
-            self.found[old.partition, old.span.base] = old.stored_until_us()
+            self.found[old.partition, old.span.base] = old.stored_before_us(self._wall_us)
         return False
 
 
@@ -223,14 +224,18 @@ class Retention:
 
     def _look(self, now: Now) -> None:
         heads = self._heads()
-        self._stored_until = {head: self._stored_until[head] for head in heads if head in self._stored_until}
+        # A time that is ahead was read while the clock was: it is read anew.
+        known = {head: self._stored_until.get(head, now.wall_us + 1) for head in heads}
+        self._stored_until = {head: until_us for head, until_us in known.items() if until_us <= now.wall_us}
         self._put_off = {head: until for head, until in self._put_off.items() if head in heads}
         self._report_us = {head: at for head, at in self._report_us.items() if head in heads}
         self._holders = {head: group for head, group in self._holders.items() if head in heads}
         unknown = [head for head in heads if head not in self._stored_until]
         if unknown:
             self._read(
-                _StoredUntilRead([self._store.partitions[partition].old_segment(base) for partition, base in unknown])
+                _StoredUntilRead(
+                    [self._store.partitions[partition].old_segment(base) for partition, base in unknown], now.wall_us
+                )
             )
             return
         excess = self._size() - self._bytes if self._bytes and now.monotonic_us >= self._any_size_until_us else 0

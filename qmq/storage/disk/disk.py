@@ -192,6 +192,14 @@ class Disk:
     def size(self, fd: int) -> int:
         return os.fstat(fd).st_size
 
+    def modified_us(self, path: Path) -> int:
+        """Return when a file was last written, by the wall clock of then. Raises OSError."""
+        return os.stat(path).st_mtime_ns // 1_000
+
+    def set_modified(self, path: Path, us: int) -> None:
+        """Note that a file was last written then. Raises OSError."""
+        os.utime(path, ns=(us * 1_000, us * 1_000))
+
     def room(self, path: Path) -> tuple[int, int]:
         """Return the bytes that can still be written to the disk of *path*, and the size of that disk."""
         stats = os.statvfs(path)

@@ -155,6 +155,23 @@ class OldSegment:
         last = self._read(self._mine.path, ENTRY_SIZE, offset)
         return int(STORED_AT.unpack_from(last)[0])
 
+    def stored_before_us(self, wall_us: int) -> int:
+        """Return when its last batch was stored at the latest, by the wall clock, which shows *wall_us*.
+
+        Stamps stay ahead of a clock that was ahead once. Then it is when the file was last written, and if that was by
+        the wrong clock too, now; the file keeps that. Raises BadBytes, StorageFailed.
+        """
+        until_us = self.stored_until_us()
+        if until_us <= wall_us:
+            return until_us
+        try:
+            written_us = self._disk.modified_us(self.path)
+            if written_us > wall_us:
+                self._disk.set_modified(self.path, wall_us)
+        except OSError as error:
+            raise failure(error, "look at", self.path) from error
+        return min(written_us, wall_us)
+
     def rows(self) -> Rows:
         """Return the rows of its batches, ENTRY_DTYPE[n], checked. Raises BadBytes, StorageFailed."""
         self._files.make_ready(self._mine)

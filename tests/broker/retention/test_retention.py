@@ -11,7 +11,7 @@ import pytest
 
 from qmq.broker.groups.message_ranges import PARTITIONS, parts_of
 from qmq.broker.journal.record_types import MessageRange
-from qmq.broker.ports.commands import ListSubjects
+from qmq.broker.ports.commands import ListSubjects, Now
 from qmq.broker.ports.effects import Sent, SubjectList
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.broker.retention.retention import Dropped
@@ -90,6 +90,41 @@ def test_old_segments_go_and_young_ones_stay(tmp_path: Path, partitions: int) ->
     assert unreceipted(driven)[1] == 30
     subscription = driven.subscribe("a.", group=None, start="first")
     assert numbers(bodies_of(driven.pull(subscription))) == left
+    driven.close()
+
+
+def test_a_clock_that_was_ahead_once_does_not_stop_retention(tmp_path: Path) -> None:
+    """Stamps stay ten years ahead; the age of a segment is that of its file then, also over a restart."""
+    driven = driven_in(tmp_path)
+    right = driven.now
+    driven.now = Now(right.monotonic_us, right.wall_us + 10 * 365 * 24 * HOUR_MS * 1_000)
+    send(driven, 20)
+    driven.now = right
+    send(driven, 20, first=20)
+    assert driven.store.last_stored_at_us > right.wall_us + HOUR_MS * 1_000
+    assert settle(driven) == []
+    driven.advance(HOUR_MS // 2)
+    driven.restart()
+    assert settle(driven) == []
+    driven.advance(HOUR_MS // 2)
+    before = segments(driven)
+    gone = settle(driven)
+    assert gone, "the files are an hour old"
+    assert segments(driven) < before
+    assert all(one.stored_until_us <= driven.now.wall_us for one in gone)
+    driven.close()
+
+
+def test_a_segment_that_was_looked_at_while_the_clock_was_ahead_goes_by_the_right_one(tmp_path: Path) -> None:
+    driven = driven_in(tmp_path)
+    right = driven.now
+    driven.now = Now(right.monotonic_us, right.wall_us + 10 * 365 * 24 * HOUR_MS * 1_000)
+    send(driven, 40)
+    assert settle(driven) == []
+    driven.now = Now(driven.now.monotonic_us, right.wall_us)
+    assert settle(driven) == []
+    driven.advance(HOUR_MS)
+    assert settle(driven)
     driven.close()
 
 
