@@ -22,7 +22,7 @@ from pyspark.sql.types import (
 
 import qmq
 from qmq.errors import InvalidOption
-from qmq_spark.write import QmqWriter, WriteOptions, write_options
+from qmq_spark.write import QmqWriter, WriteOptions, chunks_of, rows_of, write_options
 from tests.broker_process import BrokerProcess, broker_process
 from tests.spark.reads import read
 
@@ -106,6 +106,74 @@ def test_a_broker_that_restarts_gets_each_row_once(tmp_path: Path) -> None:
                 got += pulled.bodies
             assert consumer.pull(timeout=0) == []
         assert sorted(map(int, got)) == list(range(9_000))
+
+
+def bodies_in(url: str, subject: str) -> list[int]:
+    """Return all stored bodies of a subject, as numbers."""
+    with qmq.connect_sync(url) as client, client.subscribe(subject, start="first") as consumer:
+        found: list[bytes] = []
+        while len(pulled := consumer.pull_batch(max_count=10_000, timeout=0.5)):
+            found += pulled.bodies
+    return sorted(map(int, found))
+
+
+class Ended(Exception):
+    """The end of a task."""
+
+
+CHUNK = len(next(chunks_of(rows_of(iter([rows(0, 10_000)]), "repeated.0"))))
+
+
+@pytest.mark.parametrize("sent", [1, CHUNK, CHUNK + 1, 20_000])
+def test_a_repeated_task_stores_nothing_twice(broker: BrokerProcess, sent: int) -> None:
+    subject = f"repeated.{sent % 2}"
+    writer = QmqWriter(WriteOptions(broker.url, subject, "append", 60.0))
+
+    def ending() -> Iterator[pa.RecordBatch]:
+        yield rows(0, sent)
+        raise Ended
+
+    before = bodies_in(broker.url, subject)
+    with pytest.raises(Ended):
+        writer.write(ending())
+    *whole, _ = chunks_of(rows_of(iter([rows(0, sent)]), subject))
+    assert bodies_in(broker.url, subject) == sorted([*before, *range(sum(map(len, whole)))])
+    for _ in range(2):
+        writer.write(iter([rows(0, 10_000), rows(10_000, 20_000)]))
+        assert bodies_in(broker.url, subject) == sorted([*before, *range(30_000)]), "another write is another one"
+
+
+def test_a_repeated_task_with_other_rows_is_refused(broker: BrokerProcess) -> None:
+    for number, others in enumerate(([rows(1, 20_000)], [rows(0, 10_000)], [rows(0, 8_192), rows(9_000, 8_192)])):
+        writer = QmqWriter(WriteOptions(broker.url, f"others.{number}", "append", 60.0))
+        writer.write(iter([rows(0, 20_000)]))
+        with pytest.raises(InvalidOption, match="has other rows, or the same ones in another order"):
+            writer.write(iter(others))
+        assert bodies_in(broker.url, f"others.{number}") == list(range(20_000))
+
+
+def test_the_option_producer_names_a_write(broker: BrokerProcess) -> None:
+    for name, count in (("import-7", 1), ("", 2)):
+        subject = f"named.{count}"
+        given = {"path": broker.url, "subject": subject, "producer": name}
+        for _ in range(2):
+            QmqWriter(write_options(given, schema_of("body string"), overwrite=False)).write(iter([rows(0, 10)]))
+        assert bodies_in(broker.url, subject) == sorted([*range(10)] * count)
+
+
+def test_chunks_go_by_rows_alone(broker: BrokerProcess) -> None:
+    large = pa.RecordBatch.from_pydict({"body": [b"%d" % number + bytes(90_000) for number in range(30)]})
+    writer = QmqWriter(WriteOptions(broker.url, "chunks", "append", 60.0))
+
+    def ending() -> Iterator[pa.RecordBatch]:
+        yield large.slice(0, 17)
+        raise Ended
+
+    with pytest.raises(Ended):
+        writer.write(ending())
+    writer.write(large.slice(first, 3) for first in range(0, 30, 3))
+    with qmq.connect_sync(broker.url) as client:
+        assert [info.messages for info in client.subjects("chunks")] == [30]
 
 
 def test_more_than_a_client_queues(broker: BrokerProcess) -> None:

@@ -261,6 +261,12 @@ class SyncClient:
         thread = self._current_thread()
         thread.run(thread.client.flush())
 
+    def _number_from(self, sequence: int) -> None:
+        """Give the next message this producer sequence, below those that the broker has: it is a repeat. For Spark's
+        tasks; call it while nothing is queued.
+        """
+        self._current_thread().parts.brokers.outcomes.next_sequence = sequence
+
     def last_sequence(self, producer: str | None = None) -> int | None:
         """Return the producer sequence of the last stored message. See ``Client.last_sequence``."""
         thread = self._current_thread()
