@@ -124,7 +124,15 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "qmq.net.protocol.types",
         "qmq.restore",
     ),
-    "qmq_spark": (PUBLIC, "qmq.errors", "qmq.format", "qmq.archive", "qmq.intervals", "qmq_spark"),
+    "qmq_spark": (
+        PUBLIC,
+        "qmq.errors",
+        "qmq.format",
+        "qmq.archive",
+        "qmq.restore.parquet_apart",
+        "qmq.intervals",
+        "qmq_spark",
+    ),
     "qmq.testing": (
         "qmq.broker.ports.commands",
         "qmq.daemon.main",

@@ -23,6 +23,7 @@ from qmq.format.run import Run
 from qmq.format.source import Source, packed
 from qmq.intervals import Intervals
 from qmq.restore.forms import listed_positions
+from qmq.restore.parquet_apart import ParquetApart, checksum_of
 from qmq.restore.read import ArchiveDamage, Found, RestoreStep, new_parts
 from qmq.restore.selection import RestoreSelection
 
@@ -180,6 +181,10 @@ def _rows_of(reading: Reading, file: ListedFile, start: int, end: int) -> Iterat
     size = reading.size()
     if size != file.size:
         raise BadBytes(f"it has {size:,} bytes instead of {file.size:,}")
+    if checksum_of(reading, size) != file.crc:
+        with ParquetApart(reading, size) as apart:
+            yield from _rows_apart(apart, file, start, end)
+        raise BadBytes("it does not fit its checksum, though its pages do")
     opened = pq.ParquetFile(_SeekableReading(reading, size), pre_buffer=False, page_checksum_verification=True)
     if opened.metadata.num_rows != file.messages:
         raise BadBytes(f"it has {opened.metadata.num_rows:,} messages instead of {file.messages:,}")
@@ -196,6 +201,25 @@ def _rows_of(reading: Reading, file: ListedFile, start: int, end: int) -> Iterat
             if at < first + count:
                 raise BadBytes(f"its pages end before message {at + 1:,} of {file.messages:,}")
         first += count
+
+
+def _rows_apart(apart: ParquetApart, file: ListedFile, start: int, end: int) -> Iterator[tuple[int, list[Row]]]:
+    """Yield rows as ``_rows_of``, of a file that does not fit its checksum, up to its bad bytes. Raises BadBytes."""
+    groups = apart.groups()
+    if sum(group.rows for group in groups) != file.messages:
+        raise BadBytes(f"it has {sum(group.rows for group in groups):,} messages instead of {file.messages:,}")
+    first = 0
+    for number, group in enumerate(groups):
+        if first < end and start < first + group.rows:
+            at = first
+            for batch in apart.batches(number, _COLUMNS):
+                low, high = max(start - at, 0), min(end - at, batch.num_rows)
+                if low < high:
+                    yield at + low, _decoded(batch.slice(low, high - low))
+                at += batch.num_rows
+            if at < first + group.rows:
+                raise BadBytes(f"its pages end before message {at + 1:,} of {file.messages:,}")
+        first += group.rows
 
 
 def _decoded(batch: pa.RecordBatch) -> list[Row]:

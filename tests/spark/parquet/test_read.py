@@ -160,12 +160,12 @@ def test_no_flipped_bit_of_a_page_changes_a_message(own: Path, rows: list[Row]) 
     footer = int.from_bytes(data[-8:-4], "little")
     struck = 0
     pages = len(data) - footer - 8
-    for offset in [*range(4, 28, 2), *range(28, pages, pages // 12)]:  # a header of a page, which has no checksum
+    for offset in [*range(4, 28, 6), *range(28, pages, pages // 4)]:  # a header of a page, which has no checksum
         path.write_bytes(data[:offset] + bytes((data[offset] ^ 4,)) + data[offset + 1 :])
         found, damages = read(own)
         assert [row for row in found if known.get(row["message_id"]) != row] == [], offset
         struck += bool(damages)
-    assert struck >= 6, "many bytes are those of messages"
+    assert struck >= 3, "many bytes are those of messages"
 
 
 @pytest.mark.parametrize("other", [b"pOsition", b"p\xefsition"])
