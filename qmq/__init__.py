@@ -74,16 +74,19 @@ if TYPE_CHECKING:
     from qmq.net.client.client import Client
     from qmq.net.client.consumer.consumer import Consumer
     from qmq.net.client.consumer.message import Message, MessageBatch
+    from qmq.net.client.consumer.run import Handler
     from qmq.net.client.find.consumer_trace import ConsumerEvent, ConsumerTrace
     from qmq.net.client.find.finder import Finder, FindProgress
     from qmq.net.client.find.stored_message import StoredMessage
     from qmq.net.client.find.trace import GroupTrace, Trace, TraceEvent
+    from qmq.net.client.group_settings import GroupSettings, OnDifference
     from qmq.net.client.options import Durability, Priority
     from qmq.net.client.producer.receipts import Receipt, Receipts
     from qmq.net.client.sync.admin import SyncAdmin
     from qmq.net.client.sync.client import SyncClient
     from qmq.net.client.sync.consumer import SyncConsumer, SyncMessage, SyncMessageBatch
     from qmq.net.client.sync.finder import SyncFinder
+    from qmq.net.protocol.types import Mode
 
 __all__ = [
     "Admin",
@@ -111,15 +114,19 @@ __all__ = [
     "Forbidden",
     "GroupInfo",
     "GroupMismatch",
+    "GroupSettings",
     "GroupStats",
     "GroupTotals",
     "GroupTrace",
+    "Handler",
     "Histogram",
     "InvalidName",
     "InvalidOption",
     "Message",
     "MessageBatch",
     "MessageTooLarge",
+    "Mode",
+    "OnDifference",
     "Overloaded",
     "Priority",
     "Problem",
@@ -192,9 +199,13 @@ _LAZY: Final = {
     "FindProgress": "qmq.net.client.find.finder",
     "Finder": "qmq.net.client.find.finder",
     "GroupInfo": "qmq.net.client.admin.results",
+    "GroupSettings": "qmq.net.client.group_settings",
     "GroupTrace": "qmq.net.client.find.trace",
+    "Handler": "qmq.net.client.consumer.run",
     "Message": "qmq.net.client.consumer.message",
     "MessageBatch": "qmq.net.client.consumer.message",
+    "Mode": "qmq.net.protocol.types",
+    "OnDifference": "qmq.net.client.group_settings",
     "Priority": "qmq.net.client.options",
     "Problem": "qmq.net.client.admin.broker_info",
     "Receipt": "qmq.net.client.producer.receipts",

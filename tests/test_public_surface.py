@@ -9,7 +9,7 @@ import importlib
 import inspect
 import pkgutil
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, get_origin
@@ -17,6 +17,8 @@ from typing import Any, Literal, get_origin
 import qmq
 
 STORED = Path(__file__).with_name("public_surface.txt")
+#: Names of types, which have no description of their own: the reference has it.
+ALIASES = (Literal, Callable)
 #: Methods with underscores that users call, by syntax.
 CALLED_BY_SYNTAX = ("__aiter__", "__getitem__", "__iter__", "__len__")
 
@@ -37,7 +39,7 @@ def surface() -> Iterator[str]:
 
 
 def lines_of(name: str, value: Any) -> Iterator[str]:
-    if get_origin(value) in (Literal, UnionType):
+    if get_origin(value) in (*ALIASES, UnionType):
         yield f"qmq.{name} = {value}"
         return
     if not inspect.isclass(value):
@@ -73,7 +75,7 @@ def test_the_public_surface_is_the_stored_one() -> None:
 
 def test_everything_exported_is_there_and_documented() -> None:
     for name in qmq.__all__:
-        assert inspect.getdoc(value := getattr(qmq, name)) or get_origin(value) is Literal, name
+        assert inspect.getdoc(value := getattr(qmq, name)) or get_origin(value) in ALIASES, name
     assert set(qmq.__all__) <= set(dir(qmq))
     assert list(qmq.__all__) == sorted(qmq.__all__)
 

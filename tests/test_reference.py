@@ -36,6 +36,9 @@ def test_every_public_name_has_its_description_and_an_example(name: str) -> None
     assert f"\n::: qmq.{name}\n" in section or name in (
         "Durability",
         "Duration",
+        "Handler",
+        "Mode",
+        "OnDifference",
         "Priority",
     )  # types with words of their own
     assert any(block.kind == "python" for block in blocks(section))

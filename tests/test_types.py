@@ -51,6 +51,13 @@ async def asynchronous() -> None:
                 reveal_type(message.last_attempt)                       # bool
                 await message.ack()
             await consumer.run(handle, concurrency=8, drain="30s")
+            handler: qmq.Handler = handle
+            await consumer.run(handler)
+        settings: qmq.GroupSettings = {"max_attempts": 5, "retry_delays": ["200ms", "1s", "5m"]}
+        mode: qmq.Mode = "broadcast"
+        on_difference: qmq.OnDifference = "apply"
+        async with client.subscribe("a.", group="g", mode=mode, on_difference=on_difference, **settings):
+            pass
             consumer.on_failed = lambda message, error: reveal_type(error) # BaseException
         async for subject in client.subjects("a."):
             reveal_type(subject.messages)                               # int

@@ -43,7 +43,7 @@ from qmq.format.layout import DELAY_PARTITION
 from qmq.net.server import Server, ServerOptions, clock
 from qmq.net.server.accept import Acceptor, bind_all, cannot_listen
 from qmq.net.server.certificates import LOOK_S, ServerCertificates
-from qmq.settings import Settings, parse_address, parse_addresses, settings_text
+from qmq.settings import Settings, parse_addresses, settings_text
 from qmq.storage.disk.disk import Disk
 from qmq.storage.store import PartitionDamage, Store, StoreOptions
 from qmq.version import VERSION

@@ -54,7 +54,12 @@ _LAST_FLUSH_S: Final = 2.0
     metavar="S",
     help="Deliver no message that was stored longer ago: 2h, 7d.",
 )
-@click.option("--priority", type=click.Choice(["low", "normal", "high"]), help="How soon each message is handed out.")
+@click.option(
+    "--priority",
+    type=click.Choice(["low", "normal", "high", "0", "1", "2"]),
+    callback=lambda _, __, value: int(value) if value in ("0", "1", "2") else value,
+    help="How soon each message is handed out; 0 is low, 2 high.",
+)
 @click.option("--order-key", metavar="K", help="Hand messages with this order key out one after another, as stored.")
 @click.option(
     "--durability",

@@ -43,17 +43,17 @@ def test_each_line_is_a_message(broker: BrokerProcess) -> None:
 
 
 def test_priorities_and_order_keys_go_both_ways(broker: BrokerProcess) -> None:
-    for arguments in (["--priority", "high"], ["--order-key", "order-1"], []):
+    for arguments in (["--priority", "high"], ["--priority", "2"], ["--priority", "0"], ["--order-key", "order-1"], []):
         done = qmq("produce", "lanes.a", "body", *arguments, server=broker.url)
         assert (done.exit_code, done.stdout, done.stderr) == (0, "1 acknowledged\n", "")
     shown = qmq("consume", "lanes.", "--solo", "--start", "first", "--timeout", "0", "--json", server=broker.url)
     lines = [{**json.loads(line), "subject": "copied.a"} for line in shown.stdout.splitlines()]
     copied = "\n".join(map(json.dumps, lines)).encode()
     done = qmq("produce", "--json", stdin=copied, server=broker.url)
-    assert (done.exit_code, done.stdout, done.stderr) == (0, "3 acknowledged\n", "")
+    assert (done.exit_code, done.stdout, done.stderr) == (0, "5 acknowledged\n", "")
     for prefix in ("lanes.", "copied."):
         found = sorted((one["priority"], one["order_key"] or "") for one in stored(broker.url, prefix))
-        assert found == [("high", ""), ("normal", ""), ("normal", "order-1")]
+        assert found == [("high", ""), ("high", ""), ("low", ""), ("normal", ""), ("normal", "order-1")]
     both = qmq("produce", "lanes.a", "x", "--priority", "low", "--order-key", "k", server="qmq://127.0.0.1:1")
     assert both.exit_code == 2
     assert "either a priority or an order key" in both.stderr
