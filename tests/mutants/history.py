@@ -9,10 +9,65 @@ from tests.mutants.symbols import always, instead, never, skip
 
 _ARCHIVING: Final = ("tests/archive/test_write.py",)
 _RECEIPTS: Final = ("tests/archive/test_receipts.py",)
+_SAME_BYTES: Final = ("tests/archive/test_same_bytes.py",)
 _LOG_READS: Final = ("tests/broker/test_log_reads.py",)
 _READING: Final = ("tests/spark/test_read.py",)
 
 OF_HISTORY: Final = (
+    Mutant(
+        "refuse a format version that is not known",
+        "check_version",
+        never("not oldest <= version <= newest"),
+        ("tests/faults/test_start_up.py",),
+    ),
+    Mutant(
+        "refuse a record of a kind that is not known",
+        "_check_kinds",
+        never("not 1 <= record.kind <= PULL_RECORD_KINDS"),
+        ("tests/storage/pull_log/test_log.py",),
+    ),
+    Mutant(
+        "refuse a stored batch of a version that is not known",
+        "validate_stored_header",
+        never("header.version != BATCH_VERSION"),
+        ("tests/faults/test_start_up.py",),
+    ),
+    Mutant(
+        "let a clock that was ahead once not stop retention",
+        "OldSegment.stored_before_us",
+        always("until_us <= wall_us"),
+        ("tests/broker/retention/test_retention.py",),
+    ),
+    Mutant(
+        "give the rows of a repeated task the numbers that they had",
+        "QmqWriter._send",
+        skip("client._number_from(first)"),
+        ("tests/spark/test_write.py",),
+    ),
+    Mutant(
+        "take no copy of other batches for one of a segment",
+        "_check_batches",
+        never("other != header and (other is not None or position not in archived)"),
+        _SAME_BYTES,
+    ),
+    Mutant(
+        "let a receipt cover no more than was compared",
+        "ArchiveReceipt.covers",
+        instead("self.end == end", "self.end >= end"),
+        _SAME_BYTES,
+    ),
+    Mutant(
+        "let nothing open a directory whose id is being changed",
+        "latest",
+        never("identity.next_store_id"),
+        ("tests/storage/verify/test_renew_id.py",),
+    ),
+    Mutant(
+        "know a delayed message by a former id of the directory",
+        "DelayedMessages._read_message_log",
+        instead("store_id in store.store_ids", "store_id == store.store_id"),
+        ("tests/cli/operate/test_repair.py",),
+    ),
     Mutant(
         "let the manifest come last",
         "_Run._put_in_place",
@@ -64,7 +119,7 @@ OF_HISTORY: Final = (
         "never put a beginning in the place of a whole segment, nor copy twice",
         "_Run.run",
         instead(
-            ("manifest is not None and manifest.end >= segment.end and self._has_good_copy(segment, path, manifest)"),
+            "manifest is not None and self._has_good_copy(segment, path, manifest)",
             "False and manifest is not None and self._has_good_copy(segment, path, manifest)",
         ),
         _ARCHIVING,
@@ -84,7 +139,7 @@ OF_HISTORY: Final = (
     Mutant(
         "take no receipt for a segment that has gone on",
         "ArchiveReceipt.covers",
-        always("self.end >= end"),
+        always("self.end == end"),
         ("tests/storage/message_log/test_archive_receipt.py", *_RECEIPTS),
     ),
     Mutant(
