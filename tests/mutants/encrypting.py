@@ -7,12 +7,38 @@ from typing import Final
 from tests.mutants.running import Mutant
 from tests.mutants.symbols import instead, never, skip
 
+_ORDER: Final = ("tests/net/server/test_tls_order.py",)
+
 OF_TLS: Final = (
     Mutant(
         "bound how many handshakes are unfinished",
         "Handshakes.begin",
         never("len(self._begun) > self._most"),
         ("tests/net/server/test_tls.py",),
+    ),
+    Mutant(
+        "answer the newest hello first",
+        "Handshakes._answer",
+        instead("self._ready.popitem()", "(first := next(iter(self._ready)), self._ready.pop(first))"),
+        _ORDER,
+    ),
+    Mutant(
+        "do no handshake of a client that has left",
+        "Handshakes._answer",
+        never("channel.is_gone()"),
+        _ORDER,
+    ),
+    Mutant(
+        "leave most of the loop to those who are served while handshakes are not done",
+        "Handshakes._answer",
+        never("now < min(self._paid_at, self._busy_until)"),
+        _ORDER,
+    ),
+    Mutant(
+        "give handshakes that are done more of the loop",
+        "Handshakes.done",
+        skip("self._paid_at -= cost_s * (_PAUSED_FOR - _PAUSED_FOR_DONE)"),
+        _ORDER,
     ),
     Mutant(
         "bound the time of a handshake",

@@ -43,6 +43,8 @@ log = logging.getLogger("qmq.client")
 
 #: Connecting and HELLO may take this long. All times here are seconds.
 CONNECT_TIMEOUT: Final = 5.0
+#: A broker that is reached, and does not answer, gets twice as long each time, up to so many times as long.
+_MOST_CONNECT_TIMEOUTS: Final = 4
 #: The broker may take this long to notice that the last client of a producer's name has ended.
 CLAIM_TIMEOUT: Final = 2.0
 #: A broker that owes an answer for this long, while no bytes move, counts as dead; the link connects again. Where a
@@ -203,6 +205,7 @@ class Link:
         self._refused_at: float | None = None  # the first refusal of a login since the last connection
         self._unreported = 0  # connections that have ended since the last warning
         self._backoff = Backoff()
+        self._slow_tries = 0  # those in a row that reached the broker and got no answer in time
         self._reconnecting: asyncio.Task[None] | None = None
         self._turn_wanted = False
         self._tick: asyncio.TimerHandle | None = None
@@ -597,8 +600,10 @@ class Link:
     async def _connect_by(self, connection: BrokerConnection) -> None:
         """Connect to one address of the broker's host. Raises QmqError."""
         address = self.address
+        # A broker to which all clients come back at once may need longer for its handshakes.
+        timeout_s = CONNECT_TIMEOUT * min(1 << self._slow_tries, _MOST_CONNECT_TIMEOUTS)
         try:
-            async with asyncio.timeout(CONNECT_TIMEOUT):
+            async with asyncio.timeout(timeout_s):
                 await connection.open(address, self._routes)
                 await self._adopt(
                     connection,
@@ -613,13 +618,16 @@ class Link:
         except BaseException as error:
             connection.abort(ConnectionLost("given up"))
             if isinstance(error, TimeoutError):
-                raise ConnectionLost(f"{address} did not answer within {CONNECT_TIMEOUT:g} s") from None
+                self._slow_tries += connection.peer is not None
+                raise ConnectionLost(f"{address} did not answer within {timeout_s:g} s") from None
             if isinstance(error, QmqError) or not isinstance(error, Exception):
                 raise
             self._sending.last_error = ConnectionLost(f"{address}: {error!r}")
             if self.connection is not connection:
                 raise
             log.exception("the connection to %s could not be used", address)  # ``lost`` follows, and connects again
+        else:
+            self._slow_tries = 0
 
     async def _adopt(self, connection: BrokerConnection, welcome: Welcome) -> None:
         """Check a new connection, then send and pull on it."""

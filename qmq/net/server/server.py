@@ -110,7 +110,7 @@ class Server:
         if tls is not None:
             self._handshakes = Handshakes(
                 self._loop, tls, options.max_handshakes, options.first_frame_timeout_ms / 1_000, self._throttle,
-                self._warnings, timer,
+                self._warnings, timer, self._frames_served,
             )  # fmt: skip
         self._replies = ReplyWriter(options.store_id, self._admission, self._throttle, work)
         self._connections = self._replies.connections  # those that the broker knows

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import select
 import ssl
 from collections.abc import Callable
 from typing import Any, Final, cast
@@ -32,16 +33,26 @@ _READ_BYTES: Final = 64 << 10
 _RECORD_BYTES: Final = 16 << 10
 #: Bytes that encryption adds to a small read.
 _RECORD_EXTRA: Final = 512
-#: The part of its time that a handshake is charged for: all together get an eighth of the loop while others are served,
-#: which is five times what invalid frames get. Less would keep correct clients waiting behind a flood for too long.
-_CHARGED: Final = 1 / 5
+#: Seconds that pass for others, while clients are served, for each second of handshakes that are not done, and of those
+#: that are: they get an eighth of the loop, or half of it. When most get done, clients come back after a restart.
+_PAUSED_FOR: Final = 7
+_PAUSED_FOR_DONE: Final = 1
+#: The longest pause that handshakes which were not done cause, and seconds until it is looked at again.
+_MOST_PAUSE_S: Final = 1.0
+_LOOK_S: Final = 0.02
+#: Seconds of handshakes in one turn of the loop: then the loop hears which clients have gone.
+_TURN_S: Final = 0.01
+#: Seconds after a client's last frame during which clients count as being served.
+_SERVED_S: Final = 0.1
 _PLAIN: Final = "this broker takes connections by TLS only: connect with qmqs:// instead of qmq://"
 
 
 class Handshakes:
-    """The handshakes that are not done yet: bounded in number and in time, and paid for by the throttle.
+    """The handshakes that are not done yet: bounded in number, in time and in their share of the loop.
 
-    A flood of half-open ones ends the oldest, which a correct client never is for long.
+    A flood of half-open ones ends the oldest, which a correct client never is for long. With an RSA key of 4,096 bits
+    one takes 5 ms or more: when all clients come at once, those that have waited longest are about to give up. So the
+    newest has its turn first, and one whose client has gone has none.
     """
 
     def __init__(
@@ -53,8 +64,11 @@ class Handshakes:
         throttle: Throttle,
         warnings: ConnectionWarnings,
         timer: Callable[[], float],
+        served: Callable[[], int],
     ) -> None:
-        """*context* returns the context of a new connection. *timer* returns seconds, to measure the cost."""
+        """*context* returns the context of a new connection. *timer* returns seconds, to measure the cost. *served*
+        counts the frames of clients, which tells whether clients are being served.
+        """
         self.context = context
         self.throttle = throttle
         self.warnings = warnings
@@ -65,6 +79,11 @@ class Handshakes:
         self._most = most
         self._timeout_s = timeout_s
         self._begun: dict[TlsChannel, None] = {}  # in the order of time
+        self._ready: dict[TlsChannel, None] = {}  # those whose client has sent its hello, in the order of time
+        self._turn: asyncio.Handle | None = None
+        self._paid_at = 0.0
+        self._served = served
+        self._last_served, self._busy_until = 0, 0.0
         self._timeouts: ConnectionTimeouts[TlsChannel] = ConnectionTimeouts(loop, timeout_s, self._too_long)
         self._lingering: ConnectionTimeouts[TlsChannel] = ConnectionTimeouts(loop, LINGER_S, TlsChannel.abort)
 
@@ -82,9 +101,45 @@ class Handshakes:
             self.forget(oldest)
             oldest.abort()
 
+    def ready(self, channel: TlsChannel) -> None:
+        """Answer a client's hello soon."""
+        self._ready[channel] = None
+        if self._turn is None:
+            self._turn = self.loop.call_soon(self._answer)
+
+    def _answer(self) -> None:
+        """Answer the newest hellos, as many as fit into a turn, unless handshakes have to wait for others."""
+        self._turn, now = None, self.loop.time()
+        served = self._served()
+        if served != self._last_served:
+            self._last_served, self._busy_until = served, now + _SERVED_S
+        if now < min(self._paid_at, self._busy_until):
+            self._turn = self.loop.call_later(min(self._paid_at - now, _LOOK_S), self._answer)
+            return
+        began = self.timer()
+        while self._ready and self.timer() - began < _TURN_S:
+            channel, _ = self._ready.popitem()
+            if channel.is_gone():
+                channel.abort()
+            else:
+                channel.shake_hands()
+        if self._ready:
+            self._turn = self.loop.call_soon(self._answer)
+
+    def spent(self, cost_s: float) -> None:
+        """Note the time that a handshake has cost so far, and have others their share for it."""
+        now = self.loop.time()
+        self._paid_at = min(max(self._paid_at, now) + cost_s * _PAUSED_FOR, now + _MOST_PAUSE_S)
+
+    def done(self, channel: TlsChannel, cost_s: float) -> None:
+        """Note that a handshake is done, and what it has cost in all."""
+        self._paid_at -= cost_s * (_PAUSED_FOR - _PAUSED_FOR_DONE)
+        self.forget(channel)
+
     def forget(self, channel: TlsChannel) -> None:
         """Forget a connection whose handshake is done, or which is gone."""
         self._begun.pop(channel, None)
+        self._ready.pop(channel, None)
         self._timeouts.discard(channel)
         self._lingering.discard(channel)
 
@@ -97,6 +152,8 @@ class Handshakes:
 
     def close(self) -> None:
         """End all connections whose handshake is not done."""
+        if self._turn is not None:
+            self._turn.cancel()
         self._timeouts.close()
         self._lingering.close()
         for channel in list(self._begun):
@@ -111,8 +168,8 @@ class TlsChannel(asyncio.BufferedProtocol):
     """The TLS of one connection: a protocol for the socket's transport, and a transport for the ClientConnection."""
 
     __slots__ = (
-        "_connection", "_cost_s", "_handshakes", "_incoming", "_is_open", "_is_over", "_is_paused", "_outgoing", "_raw",
-        "_tls", "peer",
+        "_connection", "_cost_s", "_handshakes", "_has_answered", "_incoming", "_is_open", "_is_over", "_is_paused",
+        "_outgoing", "_raw", "_tls", "peer",
     )  # fmt: skip
 
     def __init__(self, handshakes: Handshakes, connection: ClientConnection) -> None:
@@ -121,6 +178,7 @@ class TlsChannel(asyncio.BufferedProtocol):
         self._raw: asyncio.Transport | None = None
         self._tls: ssl.SSLObject | None = None
         self._cost_s = 0.0
+        self._has_answered = False  # the client has got the broker's part of the handshake
         self._is_open = False  # the handshake is done
         self._is_over = False  # nothing is read or written any more
         self._is_paused = False
@@ -150,8 +208,10 @@ class TlsChannel(asyncio.BufferedProtocol):
         self._incoming.write(received)
         if self._is_open:
             self._read()
+        elif self._has_answered:
+            self.shake_hands()  # what is left costs little
         else:
-            self._shake_hands()
+            self._handshakes.ready(self)
 
     def eof_received(self) -> bool:
         return False  # the transport closes, as without TLS
@@ -174,7 +234,16 @@ class TlsChannel(asyncio.BufferedProtocol):
 
     # --- the handshake -----------------------------------------------------------------------------------------------
 
-    def _shake_hands(self) -> None:
+    def is_gone(self) -> bool:
+        """Return whether the client has closed the connection; the loop may not have heard of it."""
+        if self._raw is None or self._is_over:
+            return True
+        poller = select.poll()
+        poller.register(self._raw.get_extra_info("socket").fileno(), select.POLLRDHUP)
+        return bool(poller.poll(0))
+
+    def shake_hands(self) -> None:
+        """Go on with the handshake, as far as the client has sent its part."""
         assert self._tls is not None
         handshakes, why = self._handshakes, ""
         began = handshakes.timer()
@@ -190,15 +259,15 @@ class TlsChannel(asyncio.BufferedProtocol):
             self._is_open = True
         cost_s = handshakes.timer() - began
         self._cost_s += cost_s
+        self._has_answered = self._has_answered or bool(self._outgoing.pending)
         self._flush()
+        handshakes.spent(cost_s)
         if not self._is_open:
-            handshakes.throttle.charge(cost_s * _CHARGED)  # as long as it is not known to be of use
             if why:
                 self._end()
                 handshakes.failed(self, why)
             return
-        handshakes.throttle.charge((cost_s - self._cost_s) * _CHARGED)
-        handshakes.forget(self)
+        handshakes.done(self, self._cost_s)
         self._connection.certificate_name = name_in(self._tls.getpeercert())
         self._connection.connection_made(cast(asyncio.Transport, self))
         self._read()

@@ -97,6 +97,14 @@ async def test_a_server_that_does_not_answer_is_given_up_soon(monkeypatch: pytes
             await client.__aenter__()
 
 
+async def test_a_server_that_is_reached_and_silent_gets_longer_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link_module, "CONNECT_TIMEOUT", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        client = qmq.connect(f"qmq://127.0.0.1:{silent.getsockname()[1]}", wait=1.5)
+        with pytest.raises(ConnectionLost, match=r"did not answer within 0\.(1|2) s"):
+            await client.__aenter__()
+
+
 async def test_the_first_address_that_answers_is_used() -> None:
     async with scripted_broker() as broker, qmq.connect(f"qmq://127.0.0.1:{free_port()},{broker.url}"):
         await broker.peer()

@@ -185,15 +185,15 @@ async def test_a_handshake_that_fails_is_paid_for_and_one_that_succeeds_is_not(f
         for _ in range(5):
             await (await RawClient.connect(s.address)).close()
         assert not throttle.much
-        for _ in range(50):
-            _, writer = await raw_connection(s.address)
+        opened = [(await raw_connection(s.address))[1] for _ in range(50)]
+        for writer in opened:
             writer.write(NO_HELLO)
-            await writer.drain()
-            writer.close()
         client = await RawClient.connect(s.address)
         while not throttle.much:  # all of them are read
             await round_trip(client)
         await client.close()
+        for writer in opened:
+            writer.close()
 
 
 @pytest.mark.parametrize("seed", range(20))
