@@ -253,6 +253,42 @@ SAFEGUARDS: Final = (
         ("tests/broker/publish/test_dedup.py", "tests/faults/test_lost_answers.py"),
     ),
     Mutant(
+        "refuse what a producer sends again that may have been forgotten",
+        "Producers.lookup",
+        never("written_us is not None and forgotten_us is not None and forgotten_us >= written_us - _MARGIN_US"),
+        ("tests/broker/publish/test_dedup.py",),
+    ),
+    Mutant(
+        "remember over a restart that producers were forgotten",
+        "Producers.packed",
+        never("self._forgotten_us is not None"),
+        ("tests/broker/publish/test_dedup.py",),
+    ),
+    Mutant(
+        "forget no producer that has a connection",
+        "Producers.attach",
+        skip("self._idle.pop(producer_id, None)"),
+        ("tests/broker/publish/test_dedup.py",),
+    ),
+    Mutant(
+        "leave room for the subjects of other tokens",
+        "SubjectShares.check",
+        always("2 * used < most or not prefix or (share := count(prefix)) < most - used"),
+        ("tests/broker/publish/test_subject_limits.py",),
+    ),
+    Mutant(
+        "count no subjects whose messages are gone",
+        "Store._check_room",
+        always("self.live_subjects >= most"),
+        ("tests/broker/publish/test_subject_limits.py",),
+    ),
+    Mutant(
+        "do a part of administrative work in a turn",
+        "WorkQueue._do_part",
+        always("work < TURN_WORK", at=2),
+        ("tests/broker/test_admin_turns.py",),
+    ),
+    Mutant(
         "remember producers over a restart",
         "Broker._restore",
         skip("self._producers.restore(msgpack.unpackb(state['producers']), now_us)"),

@@ -129,7 +129,7 @@ class GroupResend:
                 for start, end in member.in_flight.unhandled()
                 for one in member.in_flight.between(start, end)
             ]
-            self._cursors = self._group.cursors.upto(self._store.subjects.count).copy()
+            self._cursors = self._group.cursors.of(self._numbers)
         finally:
             retries.end_look(watch)
         yield from self._find(in_flight, self._in_flight)
@@ -201,7 +201,7 @@ class GroupResend:
                 continue
             self.follows_any = True
             number = selected.number
-            cursor: int | None = int(self._cursors[number]) if number < len(self._cursors) else 0
+            cursor: int | None = self._cursors.item(int(self._numbers.searchsorted(np.uint32(number))))
             if not cursor:
                 cursor = yield from reading(self._store, lambda number=number: self._beginning(number))  # type: ignore[misc]
                 windows += _BY_TIME

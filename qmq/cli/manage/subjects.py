@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 FIELDS: Final[Fields[SubjectInfo]] = {
     "subject": lambda info: info.name,
     "messages": lambda info: info.messages,
-    "first_sequence": lambda info: info.first_sequence,
-    "next_sequence": lambda info: info.next_sequence,
+    "first_sequence": lambda info: _of_plain(info, info.first_sequence),
+    "next_sequence": lambda info: _of_plain(info, info.next_sequence),
     "delayed": lambda info: info.delayed,
     "high": lambda info: info.high,
     "low": lambda info: info.low,
@@ -47,8 +47,8 @@ FIELDS: Final[Fields[SubjectInfo]] = {
 _DETAILS: Final[Fields[SubjectEnds]] = {
     "subject": lambda ends: ends.info.name,
     "messages": lambda ends: ends.info.messages,
-    "first_sequence": lambda ends: ends.info.first_sequence,
-    "next_sequence": lambda ends: ends.info.next_sequence,
+    "first_sequence": lambda ends: _of_plain(ends.info, ends.info.first_sequence),
+    "next_sequence": lambda ends: _of_plain(ends.info, ends.info.next_sequence),
     "delayed": lambda ends: ends.info.delayed,
     "first_stored_at": lambda ends: ends.first_stored_at,
     "last_stored_at": lambda ends: ends.last_stored_at,
@@ -81,8 +81,8 @@ def subjects(as_json: bool, header: bool, server: str, timeout: float) -> None:
 def list_subjects(prefix: str, as_json: bool, header: bool, server: str, timeout: float) -> None:
     """List the subjects of PREFIX (without one, all): how many stored messages each has, their first sequence, the
     sequence of the next one, and how many are delayed. Where there are any, also how many have high or low priority, or
-    an order key (ordered). Each priority and each slot of order keys has sequences of its own, so the table shows no
-    sequences of such a subject.
+    an order key (ordered). Each priority and each slot of order keys has sequences of its own, so none are
+    shown of such a subject.
 
     On a terminal the table goes by name. In a pipe the lines come in the order in which the subjects were created.
 
@@ -167,6 +167,11 @@ def lane_counts(info: SubjectInfo) -> tuple[int, int, int]:
     return info.high, info.low, info.ordered
 
 
+def _of_plain(info: SubjectInfo, sequence: int) -> int | None:
+    """Return a sequence of a subject; None where it has other lanes, since each lane has sequences of its own."""
+    return None if any(lane_counts(info)) else sequence
+
+
 def _of_lanes(info: SubjectInfo) -> str:
     """Return how many messages of a subject have which priority, or an order key; "" where all are plain."""
     if not any(lane_counts(info)):
@@ -189,8 +194,7 @@ def _table(found: Sequence[SubjectInfo], width: int) -> Table:
         table.add_column("broker", no_wrap=True)
     for info in found:
         by_lanes = (getattr(info, kind) for kind in kinds)
-        has_lanes = any(lane_counts(info))  # each lane has sequences of its own
-        sequences = (None, None) if has_lanes else (info.first_sequence, info.next_sequence)
+        sequences = (_of_plain(info, sequence) for sequence in (info.first_sequence, info.next_sequence))
         counts = info.messages, *by_lanes, *sequences, info.delayed
         name = f"[bold]{info.name}[/]" + ("" if is_wide else in_cell(info, several))
         shown = ("-" if count is None else f"{count:,}" for count in counts)

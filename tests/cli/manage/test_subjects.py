@@ -102,6 +102,7 @@ def test_messages_of_all_lanes_are_counted(with_lanes: BrokerProcess) -> None:
     rows = [json.loads(line) for line in qmq("subjects", "--json", server=with_lanes.url).stdout.splitlines()]
     counted = [[row[name] for name in ("subject", "messages", "high", "low", "ordered")] for row in rows]
     assert counted == [["shop.mail", 8, 2, 1, 3], ["shop.keys", 2, 0, 0, 2]]
+    assert {(row["first_sequence"], row["next_sequence"]) for row in rows} == {(None, None)}, "each lane has its own"
     with qmq_client(with_lanes.url) as client:
         found = [(one.name, one.messages, one.high, one.low, one.ordered) for one in client.subjects("shop.")]
     assert found == [tuple(row) for row in counted]
