@@ -105,11 +105,10 @@ class AdminCommands:
     def info(self) -> Fields:
         """Return the counts of the whole broker that the action info gives."""
         groups = self._delivery.subscriptions.groups.values()
-        ledgers = [group.ledger for group in groups if group.ledger is not None]
         return {
             "subjects": self._store.subjects.name_count,
             "groups": len(groups),
-            "consumers": sum(member.is_there for ledger in ledgers for member in ledger.members.values()),
+            "consumers": sum(group.consumers_there() for group in groups),
         }
 
     # --- lists -------------------------------------------------------------------------------------------------------
@@ -153,7 +152,7 @@ class AdminCommands:
             "group": group.name,
             "mode": group.mode,
             "follows": follows,
-            "consumers": sum(member.is_there for member in members),
+            "consumers": group.consumers_there(),
             "ready": found.messages,
             "ready_exact": found.exact,
             "oldest_us": oldest,

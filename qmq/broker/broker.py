@@ -449,6 +449,7 @@ class Broker:
         self._resends.resume()
         for ledger in self._delivery.tracker.ledgers.values():
             ledger.counts.clear()  # of what the start has replayed
+            ledger.setbacks.forget_failures()  # they go by these counts
         store.may_wait(False)
 
     # --- in ----------------------------------------------------------------------------------------------------------

@@ -57,13 +57,15 @@ OTHERS: Final = "(others)"
 MOST_RETRIES: Final = 256
 #: Logs (subjects or partitions) in which the oldest message in retry is looked up.
 _MOST_LOGS: Final = 16
-#: The columns of a group's row. ``at_us``: when it was made; ``oldest_us``: when the oldest message that is ready, in
-#: flight or in retry was stored.
+#: The columns of a group's row. ``at_us``: when it was true; ``oldest_unacked_us``: when the oldest message that is
+#: ready, in flight or in retry was stored.
 GROUP_COLUMNS: Final = (
-    "group", "at_us", "mode", "follows", "consumers", "ready", "ready_exact", "oldest_us", "in_flight",
-    "in_flight_since_us", "in_retry", "in_retry_oldest_us", "dead", "delayed", "skipped", "filtered",
-    "blocked", "blocked_slots", "blocked_retrying", *COUNT_NAMES,
+    "group", "at_us", "mode", "follows", "consumers", "ready", "ready_exact", "oldest_unacked_us", "in_flight",
+    "in_flight_since_us", "held_since_us", "held_us", "last_pull_us", "in_retry", "returned", "in_retry_oldest_us",
+    "retry_due_us", "crashes", "crashed_messages", "failed_lately", "acked_lately", "dead", "delayed", "skipped",
+    "filtered", "blocked", "blocked_slots", "blocked_retrying", *COUNT_NAMES,
 )  # fmt: skip
+_AT: Final = GROUP_COLUMNS.index("at_us")
 _EXACT: Final = GROUP_COLUMNS.index("ready_exact")
 
 Fields = dict[str, Any]
@@ -209,9 +211,11 @@ class GroupStatistics:
         self, group: Group, ledger: Ledger, delayed: Mapping[str, int], sums: _PrefixSums, made_by_us: int, now: Now
     ) -> Work[list[Any]]:
         """Return the row of a group, made anew where that is due."""
-        key = yield from self._key(group, ledger, delayed, sums)
+        key = yield from self._key(group, ledger, delayed, sums, now)
         known = self._known.get(ledger.number)
-        if known is None or known.key != key:
+        if known is not None and known.key == key:
+            known.row[_AT] = now.wall_us  # it is still true
+        else:
             if known is not None:
                 self._changed[ledger.number] = now.monotonic_us
             if known is None or known.made_us <= made_by_us or self._busy <= MOST_MADE_A_SECOND:
@@ -229,13 +233,14 @@ class GroupStatistics:
             self._retried = {number: known for number, known in self._retried.items() if number in kept}
 
     def _key(
-        self, group: Group, ledger: Ledger, delayed: Mapping[str, int], sums: _PrefixSums
+        self, group: Group, ledger: Ledger, delayed: Mapping[str, int], sums: _PrefixSums, now: Now
     ) -> Work[tuple[Any, ...]]:
         """Return what a row follows from: while it is the same, so is the row."""
         counts, sums_of = ledger.counts, list[int]()
         for subject_filter in list(group.filters.values()):
             sums_of.append((yield from sums.of(subject_filter)))
         return (
+            _setbacks(ledger, now) if ledger.setbacks else None, group.readers, ledger.retries.is_quarantined_due,
             ledger.version, counts.delivered, counts.acked, group.skipped, group.filtered, group.cursors,
             len(self._store.subjects.gaps), len(group.filters), len(group.ended), ledger.retries.count,
             len(ledger.dead),
@@ -244,51 +249,66 @@ class GroupStatistics:
         )  # fmt: skip
 
     def _row(self, group: Group, ledger: Ledger, delayed: Mapping[str, int], now: Now) -> Work[list[Any]]:
-        """Return the row of a group."""
+        """Return the row of a group.
+
+        ``held_since_us`` is since when a consumer has had messages and handled none of them, the longest such time;
+        ``held_us`` how long consumers took for a message lately, that of the slowest. ``returned`` of the messages in
+        retry came back without a failed attempt. ``crashes`` sessions ended lately with the same messages in flight,
+        some of which still wait.
+        """
         store = self._store
         ready, exact = yield from count_ready(store, group, self._order)
         oldest = (yield from oldest_us(store, group)) if ready else None
         yield _ROW_WORK
-        in_flight, since_us, consumers = 0, None, 0
+        in_flight, since_us, held_since_us, held_us, last_pull_us = 0, None, None, None, None
         for member in ledger.members.values():
-            consumers += member.is_there
+            if member.is_there and member.in_flight.held_us:
+                held_us = max(held_us or 0, member.in_flight.held_us)
+            if member.pulled_us:
+                last_pull_us = max(last_pull_us or 0, member.pulled_us)
             if count := member.in_flight.count:
                 in_flight += count
                 taken_us, stored_us = member.in_flight.pulls[0].taken_us, self._oldest_of(group, ledger, member)
                 since_us = taken_us if since_us is None else min(since_us, taken_us)
+                handled_us = max(taken_us, member.handled_us)
+                held_since_us = handled_us if held_since_us is None else min(held_since_us, handled_us)
                 oldest = stored_us if oldest is None else min(oldest, stored_us)
-        retried_us = self._oldest_retry(group, ledger)
+        retried_us, failed_us = self._oldest_retries(group, ledger)
         if retried_us is not None:
             oldest = retried_us if oldest is None else min(oldest, retried_us)
-        follows, blocked = group.outermost(), counts(store, group)
+        follows, blocked, retries = group.outermost(), counts(store, group), ledger.retries
         return [
-            group.name, now.wall_us, group.mode, follows, consumers, ready, exact, oldest, in_flight, since_us,
-            ledger.retries.count, retried_us, len(ledger.dead), sum(delayed.get(prefix, 0) for prefix in follows),
+            group.name, now.wall_us, group.mode, follows, group.consumers_there(), ready, exact, oldest, in_flight,
+            since_us, held_since_us, held_us, last_pull_us, retries.count, retries.count - retries.failed, failed_us,
+            None if retries.is_due or retries.is_quarantined_due else retries.next_due_us(),
+            *_setbacks(ledger, now), len(ledger.dead), sum(delayed.get(prefix, 0) for prefix in follows),
             group.skipped, group.filtered, blocked.messages, blocked.slots, blocked.retrying, *ledger.counts.row(),
         ]  # fmt: skip
 
-    def _oldest_retry(self, group: Group, ledger: Ledger) -> int | None:
-        """Return about when the oldest message in retry was stored: of very many retries only some are looked at.
+    def _oldest_retries(self, group: Group, ledger: Ledger) -> tuple[int | None, int | None]:
+        """Return about when the oldest message in retry was stored, and the oldest that has failed: of very many
+        retries only some are looked at.
 
-        Where it would need a read, it is when it last failed. None without retries.
+        Where it would need a read, it is when it came back. None without any.
         """
         if not ledger.retries.count:
             self._retried.pop(ledger.number, None)
-            return None
+            return None, None
         known, found = self._retried.get(ledger.number, {}), dict[MessageRange, int]()
-        failed = list[int]()
+        times, failed = list[int](), list[int]()
         retries = sorted(ledger.retries.first_of_logs(MOST_RETRIES), key=lambda retry: retry.failed_at_us)
         for retry in retries[:_MOST_LOGS]:
             first = retry.messages.part(0, 1)
             stored_us = known.get(first)
             if stored_us is None:
                 stored_us = self._stored_at(group, first)
-            if stored_us is None:
-                failed.append(retry.failed_at_us)
-            else:
+            if stored_us is not None:
                 found[first] = stored_us
+            times.append(retry.failed_at_us if stored_us is None else stored_us)
+            if retry.attempt > 1:
+                failed.append(times[-1])
         self._retried[ledger.number] = found
-        return min((*found.values(), *failed), default=None)
+        return min(times, default=None), min(failed or times, default=None) if ledger.retries.failed else None
 
     def _oldest_of(self, group: Group, ledger: Ledger, member: Member) -> int:
         """Return when the oldest message in flight at a consumer was stored; where that would need a read, when it was
@@ -319,6 +339,14 @@ class GroupStatistics:
             for part in parts_of(self._store, group, messages):
                 return part.entry[2] if isinstance(part, RunPart) else int(part.rows["stored_at_us"][0])
         return None
+
+
+def _setbacks(ledger: Ledger, now: Now) -> tuple[int, int, int, int]:
+    """Return the columns from ``crashes`` to ``acked_lately``."""
+    setbacks, retries = ledger.setbacks, ledger.retries
+    waits = retries.is_quarantined_due or any(member.quarantined for member in ledger.members.values())
+    crashes = setbacks.crashes(now.wall_us) if waits else (0, 0)
+    return *crashes, *setbacks.attempts(ledger.counts.acked, now.wall_us)
 
 
 class _PrefixSums:

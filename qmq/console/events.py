@@ -135,10 +135,12 @@ def of_group(snapshot: Snapshot, name: str) -> dict[str, Any]:
 
 def shown_group(group: GroupNow, at: datetime) -> dict[str, Any]:
     """Return a group in the form of events and lists."""
+    why = group.why(at)
     return {
         "name": group.name, "mode": group.mode, "consumers": group.consumers, "ready": group.ready,
         "ready_exact": group.ready_exact, "in_flight": group.in_flight, "in_retry": group.in_retry, "dead": group.dead,
         "delayed": group.delayed, "oldest": group.oldest, "oldest_age": group.oldest_age(at),
         "in_flight_since": group.in_flight_since, "delivered_rate": group.delivered_rate,
-        "acked_rate": group.acked_rate, "failed_rate": group.failed_rate, "reason": group.reason(at),
+        "acked_rate": group.acked_rate, "failed_rate": group.failed_rate, "reason": "" if why is None else why.text,
+        "reason_code": None if why is None else why.code,
     }  # fmt: skip

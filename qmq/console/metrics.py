@@ -2,13 +2,13 @@
 
 Counts of groups and of subjects are summed over the brokers. A broker that starts again counts from 0, so this module
 adds up by how much each count grows, and the sums never fall. A metric of groups has a series for each of MOST_GROUPS
-or MOST_DETAILED groups, and one for the sum of all others. A group keeps its series until it is deleted; groups without
-one take the free places in the order of their names.
+or MOST_DETAILED groups, and one for the sum of all others. Those that have dead letters, or have been behind for long,
+come first, then those that have messages, then idle ones; among equals a group keeps its series.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Final, NamedTuple
@@ -21,15 +21,17 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from qmq.console.replies import error_reply
-from qmq.console.snapshot import Snapshot
+from qmq.console.snapshot import GroupNow, Snapshot
 from qmq.net.client.admin.statistics import BrokerStats, GroupStats, Histogram
 
 #: The content type of ``Metrics.text``.
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
-#: Groups with series of their own for ready messages, messages in flight and the oldest. All further ones are OTHERS.
+#: Groups with series of their own for what waits, since when and why, and for consumers. All further ones are OTHERS.
 MOST_GROUPS: Final = 1_000
 #: Groups with series of their own in all other metrics of groups.
 MOST_DETAILED: Final = 100
+#: A group whose oldest message has waited for this many seconds is behind for long.
+LONG_BEHIND: Final = 60.0
 #: First parts of subjects with series of their own, over all brokers.
 MOST_SUBJECTS: Final = 100
 OTHERS: Final = "(others)"
@@ -49,7 +51,7 @@ _COUNTS: Final = (
     ("died", "died_messages", "Messages that became dead letters."),
 )
 _COUNT_NAMES: Final = tuple(name for name, _, _ in _COUNTS)
-_GROUP_COUNTS: Final = frozenset({"delivered", "redelivered", "acked", "nacked", "died"})
+_GROUP_COUNTS: Final = frozenset({"delivered", "redelivered", "acked", "nacked", "session_expired", "died"})
 _BROKER_COUNTS: Final[tuple[tuple[str, str, Callable[[BrokerStats], float]], ...]] = (
     ("received_messages", "Messages that senders stored.", lambda one: one.received),
     ("received_bytes", "Bytes by which the message log grew.", lambda one: one.received_bytes),
@@ -122,7 +124,7 @@ class Metrics:
         self._counters = _Counters()
         self._named = _NamedGroups(MOST_GROUPS)
         self._detailed = _NamedGroups(MOST_DETAILED)
-        self._subjects = _NamedGroups(MOST_SUBJECTS)
+        self._subjects = _NamedSeries(MOST_SUBJECTS)
         self._known: tuple[int, bytes] | None = None
 
     def text(self, snapshot: Snapshot) -> bytes:
@@ -173,8 +175,8 @@ class Metrics:
         yield from _of_disks(brokers)
 
     def _of_subjects(self, brokers: Sequence[BrokerStats]) -> Iterator[Metric]:
-        names = sorted({subject.name for one in brokers for subject in one.subjects})
-        self._subjects.choose(names)
+        names = {subject.name for one in brokers for subject in one.subjects}
+        self._subjects.choose(sorted(names, key=lambda name: (name not in self._subjects, name)))
         numbers, stored = defaultdict[str, int](int), defaultdict[str, int](int)
         received = defaultdict[str, float](float)
         for one in brokers:
@@ -192,12 +194,11 @@ class Metrics:
                        labels, _by_name(sums))  # fmt: skip
 
     def _of_groups(self, snapshot: Snapshot) -> Iterator[Metric]:
-        names = list(snapshot.groups)
-        self._named.choose(names)
-        self._detailed.choose(names)
-        ready, in_flight = defaultdict[str, int](int), defaultdict[str, int](int)
+        for chosen in (self._named, self._detailed):
+            chosen.choose_groups(snapshot)
+        ready, in_flight, in_retry, returned, consumers = (defaultdict[str, int](int) for _ in range(5))
         oldest = defaultdict[str, float](float)
-        in_retry, delayed, dead, consumers, blocked = (defaultdict[str, int](int) for _ in range(5))
+        delayed, dead, blocked, there = (defaultdict[str, int](int) for _ in range(4))
         retried, taken = defaultdict[str, float](float), defaultdict[str, float](float)
         grown = {name: defaultdict[str, float](float) for name in _COUNT_NAMES if name in _GROUP_COUNTS}
         for one in snapshot.brokers:
@@ -205,12 +206,14 @@ class Metrics:
                 label = self._named.label(group.name)
                 ready[label] += group.ready
                 in_flight[label] += group.in_flight
-                oldest[label] = max(oldest[label], _age(group.oldest, group.at))
+                oldest[label] = max(oldest[label], _age(group.oldest_unacked, group.at))
+                in_retry[label] += group.in_retry - group.returned
+                returned[label] += group.returned
+                consumers[label] += group.consumers
                 label = self._detailed.label(group.name)
-                in_retry[label] += group.in_retry
+                there[label] += 1
                 delayed[label] += group.delayed
                 dead[label] += group.dead
-                consumers[label] += group.consumers
                 blocked[label] += group.blocked
                 retried[label] = max(retried[label], _age(group.in_retry_oldest, group.at))
                 taken[label] = max(taken[label], _age(group.in_flight_since, group.at))
@@ -222,7 +225,12 @@ class Metrics:
             ("in_flight_messages", "Messages that consumers have, without a disposition yet.", in_flight),
             ("oldest_unacked_age_seconds", "Age of the oldest message that is ready, in flight or in retry.", oldest),
             ("retrying_messages", "Failed messages that wait for their next attempt.", in_retry),
-            ("oldest_retrying_age_seconds", "Age of the oldest message in retry.", retried),
+            (
+                "returned_messages",
+                "Messages that came back untried, and go out again at once.",
+                returned,
+            ),
+            ("oldest_retrying_age_seconds", "Age of the oldest failed message in retry.", retried),
             ("in_flight_age_seconds", "Time since the oldest pull without an ack got its messages.", taken),
             ("delayed_messages", "Delayed messages that the group gets once they are due.", delayed),
             ("dead_messages", "Dead letters.", dead),
@@ -231,10 +239,21 @@ class Metrics:
         )
         for name, text, values in gauges:
             yield _gauge(f"group_{name}", text, labels, _by_name(values))
+        yield self._reasons(snapshot)
         for count, name, text in _COUNTS:
             if count in grown:
-                sums = self._counters.grown(f"group_{count}", grown[count], consumers)
+                sums = self._counters.grown(f"group_{count}", grown[count], there)
                 yield _counter(f"group_{name}", text, labels, _by_name(sums))
+
+    def _reasons(self, snapshot: Snapshot) -> Metric:
+        """Return the reasons why messages wait."""
+        counts = Counter[tuple[str, str]](
+            (self._named.label(group.name), why.code)
+            for group in snapshot.groups.values()
+            if (why := group.why(snapshot.at)) is not None
+        )
+        text = "Groups whose messages wait, by the likeliest reason: 1 for the reason of a group."
+        return _gauge("group_waiting_reason", text, ("group", "reason"), sorted(counts.items()))
 
 
 class _Counters:
@@ -294,25 +313,39 @@ class _Counters:
         return self._sums[name]
 
 
-class _NamedGroups:
-    """The names that have series of their own: at most *most*; each keeps its series for as long as it exists."""
+class _NamedSeries:
+    """The names that have series of their own: at most *most*."""
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._named: dict[str, None] = {}
+        self._named: frozenset[str] = frozenset()
 
     def choose(self, names: Sequence[str]) -> None:
-        """Forget names that are not in *names* any more; while there is room add others of *names*, in their order."""
-        there = set(names)
-        self._named = {name: None for name in self._named if name in there}
-        for name in names:
-            if len(self._named) >= self._most:
-                break
-            self._named[name] = None
+        """Give the first of *names* series of their own."""
+        self._named = frozenset(names[: self._most])
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._named
 
     def label(self, name: str) -> str:
         """Return the name, or OTHERS."""
         return name if name in self._named else OTHERS
+
+
+class _NamedGroups(_NamedSeries):
+    """The groups that have series of their own."""
+
+    def choose_groups(self, snapshot: Snapshot) -> None:
+        """Give series to the groups that need them most."""
+
+        def place(group: GroupNow) -> tuple[int, bool, float, str]:
+            age = group.oldest_age(snapshot.at)
+            is_idle = group.oldest is None and not group.in_flight
+            need = 0 if group.dead or age >= LONG_BEHIND else 2 if is_idle else 1
+            return need, group.name not in self, -age, group.name
+
+        groups = snapshot.groups.values()
+        self.choose([group.name for group in (groups if len(groups) <= self._most else sorted(groups, key=place))])
 
 
 class _Collected(Collector):

@@ -14,8 +14,33 @@ from typing import Final, NamedTuple
 
 from qmq.net.client.admin.statistics import BrokerStats, GroupStats, GroupTotals
 
-#: A message that is in flight for this many seconds is a likely reason why a group is behind.
-LONG_IN_FLIGHT: Final = 60.0
+#: A consumer that handles nothing for this many seconds, and for so many times as long as messages took lately, holds
+#: its messages.
+LONG_HELD: Final = 60.0
+_TIMES_HELD: Final = 3
+#: Handlers that take longer, in seconds, are said to: shorter times are those of batches.
+SLOW_HANDLER: Final = 0.5
+#: Consumers that have taken nothing for this many seconds, while messages were ready, take nothing.
+IDLE: Final = 10.0
+#: A time that is further away has its day.
+_DAY: Final = 64_800
+#: Why the messages of a group may wait, the reasons of ``GroupNow.why``.
+REASONS: Final = (
+    "consumers_crash", "no_consumer", "held", "retry_delay", "order_keys", "attempts_fail", "hands_full",
+    "nothing_taken", "at_work",
+)  # fmt: skip
+
+
+class Reason(NamedTuple):
+    """Why the messages of a group wait: ``code`` is one of REASONS, ``text`` says it to people."""
+
+    code: str
+    text: str
+
+    @property
+    def is_good(self) -> bool:
+        """Whether consumers handle messages, and nothing holds them up."""
+        return self.code in ("hands_full", "at_work")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +56,8 @@ class GroupNow:
     """A group over all brokers: counts as in GroupStats, and rates in messages a second since the snapshot before.
 
     ``delivered_rate`` includes messages that are handed out again; ``failed_rate`` counts attempts that failed: nacked,
-    rejected, expired, and in flight at a consumer that fell silent. A broker with more than 200 groups that change all
-    the time counts each group anew only every few seconds, so the rates of these groups change in steps.
-    ``blocked`` of the ready messages wait for an earlier one of their order key, as in GroupStats.
+    rejected and expired. A broker with more than 200 groups that change all the time counts each group anew only every
+    few seconds, so the rates of these groups change in steps.
     """
 
     name: str
@@ -55,6 +79,15 @@ class GroupNow:
     blocked: int = 0
     blocked_slots: int = 0
     blocked_retrying: int = 0
+    returned: int = 0
+    held_since: datetime | None = None
+    held: float | None = None
+    last_pull: datetime | None = None
+    retry_due: datetime | None = None
+    crashes: int = 0
+    crashed_messages: int = 0
+    failed_lately: int = 0
+    acked_lately: int = 0
 
     def oldest_age(self, at: datetime) -> float:
         """Return the age in seconds of the oldest message that is ready, in flight or in retry; 0 without any."""
@@ -64,23 +97,41 @@ class GroupNow:
         """Return the age in seconds of the oldest pull that has messages in flight; 0 without any."""
         return _age(self.in_flight_since, at)
 
-    def reason(self, at: datetime) -> str:
-        """Say why messages wait: the likeliest reason as a few words, or "" if none waits."""
+    def why(self, at: datetime) -> Reason | None:
+        """Return the likeliest reason why messages wait, as seen at the time *at*; None if none waits."""
         if not self.ready and not self.in_flight and not self.in_retry:
-            return ""
+            return None
+        if self.crashes > 1:
+            these = "this message" if self.crashed_messages == 1 else f"these {self.crashed_messages:,} messages"
+            return Reason(
+                "consumers_crash", f"consumers crash ({self.crashes:,} sessions ended with {these} in flight)"
+            )
         if not self.consumers:
-            return "no consumer is there"
-        if self.in_flight_age(at) >= LONG_IN_FLIGHT and not self.acked_rate:
-            return "a consumer holds messages without an ack"
-        if self.failed_rate and self.failed_rate >= self.acked_rate:
-            return "most attempts fail"
-        if self.in_retry and not self.ready and not self.in_flight:
-            return "failed messages wait for their next attempt"
-        if self.ready and not self.delivered_rate:
-            return self._blocked_reason() if self.blocked >= self.ready else "consumers take nothing"
-        return "consumers are at work"
+            return Reason("no_consumer", "no consumer is there")
+        held = _age(self.held_since, at)
+        if held >= max(LONG_HELD, _TIMES_HELD * (self.held or 0.0)):
+            return Reason("held", f"a consumer holds messages without an ack for {_short(held)}")
+        if not self.ready and not self.in_flight and self.retry_due is not None and self.retry_due > at:
+            day = "%Y-%m-%d " if (self.retry_due - at).total_seconds() > _DAY else ""
+            return Reason("retry_delay", f"all wait for a retry until {self.retry_due:{day}%H:%M:%S} UTC")
+        if self.ready and self.blocked >= self.ready:
+            return Reason("order_keys", self._blocked_text())
+        if self.failed_lately and self.failed_lately >= self.acked_lately:
+            return Reason("attempts_fail", "most attempts fail")
+        if self.ready and self.in_flight and max(self.held or 0.0, held) >= SLOW_HANDLER:
+            takes = f" (handlers take {_short(self.held)})" if self.held is not None else ""
+            return Reason("hands_full", f"all hands are full{takes}")
+        if self.ready and not self.in_flight and self._is_idle(at):
+            return Reason("nothing_taken", "consumers take nothing")
+        return Reason("at_work", "consumers are at work")
 
-    def _blocked_reason(self) -> str:
+    def _is_idle(self, at: datetime) -> bool:
+        """Return whether consumers have taken nothing for long while messages were ready."""
+        if self.mode == "at_most_once" or self.oldest_age(at) < IDLE:  # the broker knows of no pull of such a group
+            return False
+        return self.last_pull is None or _age(self.last_pull, at) >= IDLE
+
+    def _blocked_text(self) -> str:
         if not self.blocked_retrying:
             return "all wait: their order keys are in flight"
         if self.blocked_retrying == self.blocked_slots:
@@ -207,7 +258,7 @@ class _GroupRow(NamedTuple):
 
 
 def _counts(counted: GroupTotals) -> _Handled:
-    failed = counted.nacked + counted.rejected + counted.expired + counted.session_expired
+    failed = counted.nacked + counted.rejected + counted.expired
     return _Handled(counted.delivered + counted.redelivered, counted.acked, failed)
 
 
@@ -236,10 +287,13 @@ def _merged(name: str, rows: Sequence[_GroupRow]) -> GroupNow:
         broker, group, delivered_rate, acked_rate, failed_rate = rows[0]
         return GroupNow(
             name, (broker,), group.mode, tuple(group.follows), group.consumers, group.ready, group.ready_exact,
-            group.in_flight, group.in_retry, group.dead, group.delayed, group.oldest, group.in_flight_since,
+            group.in_flight, group.in_retry, group.dead, group.delayed, group.oldest_unacked, group.in_flight_since,
             delivered_rate, acked_rate, failed_rate, group.blocked, group.blocked_slots, group.blocked_retrying,
+            group.returned, group.held_since, group.held, group.last_pull, group.retry_due, group.crashes,
+            group.crashed_messages, group.failed_lately, group.acked_lately,
         )  # fmt: skip
     groups = [row.group for row in rows]
+    worst = max(groups, key=lambda group: group.crashes)
     return GroupNow(
         name=name,
         brokers=tuple(row.broker for row in rows),
@@ -252,7 +306,7 @@ def _merged(name: str, rows: Sequence[_GroupRow]) -> GroupNow:
         in_retry=sum(group.in_retry for group in groups),
         dead=sum(group.dead for group in groups),
         delayed=sum(group.delayed for group in groups),
-        oldest=_earliest(group.oldest for group in groups),
+        oldest=_earliest(group.oldest_unacked for group in groups),
         in_flight_since=_earliest(group.in_flight_since for group in groups),
         delivered_rate=sum(row.delivered_rate for row in rows),
         acked_rate=sum(row.acked_rate for row in rows),
@@ -260,11 +314,31 @@ def _merged(name: str, rows: Sequence[_GroupRow]) -> GroupNow:
         blocked=sum(group.blocked for group in groups),
         blocked_slots=sum(group.blocked_slots for group in groups),
         blocked_retrying=sum(group.blocked_retrying for group in groups),
+        returned=sum(group.returned for group in groups),
+        held_since=_earliest(group.held_since for group in groups),
+        held=max((group.held for group in groups if group.held is not None), default=None),
+        last_pull=max((group.last_pull for group in groups if group.last_pull is not None), default=None),
+        retry_due=_earliest(group.retry_due for group in groups) if all(map(_waits_for_delay, groups)) else None,
+        crashes=worst.crashes,
+        crashed_messages=worst.crashed_messages,
+        failed_lately=sum(group.failed_lately for group in groups),
+        acked_lately=sum(group.acked_lately for group in groups),
     )
+
+
+def _waits_for_delay(group: GroupStats) -> bool:
+    """Return whether no message in retry is due."""
+    return group.retry_due is not None or not group.in_retry
 
 
 def _earliest(times: Iterable[datetime | None]) -> datetime | None:
     return min((time for time in times if time is not None), default=None)
+
+
+def _short(seconds: float) -> str:
+    """Format how long something takes or has lasted: "3s", "90s", "5m", "3h"."""
+    unit, size = next(((unit, size) for unit, size in (("h", 3_600), ("m", 60)) if seconds >= 2 * size), ("s", 1))
+    return f"{seconds / size:.0f}{unit}" if unit == "s" else f"{int(seconds // size)}{unit}"
 
 
 def _age(since: datetime | None, at: datetime) -> float:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 from types import TracebackType
 from typing import Final, Protocol, Self
 
@@ -199,16 +200,14 @@ class Watch:
             if left <= 0 or self._is_wanted:
                 return
             self._wanted.clear()
-            if is_fast:
-                await asyncio.sleep(left)
-            else:
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(self._wanted.wait(), left)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(left):  # wait_for may lose a cancellation
+                    await self._wanted.wait()
 
     async def _snapshot(self) -> Snapshot:
         for source in self._sources:
             if source.broker not in self._asked:
-                self._asked[source.broker] = asyncio.create_task(source.stats(), name=f"stats of {source.broker}")
+                self._ask(source)
         there = [task for broker, task in self._asked.items() if broker not in self._away]
         if there:
             await asyncio.wait(there, timeout=self._patience_seconds)
@@ -216,32 +215,56 @@ class Watch:
             await asyncio.sleep(0)
         now, answers = datetime.now(UTC), list[BrokerStats]()
         for source in self._sources:
-            stats = self._taken(source.broker, now)
+            stats = self._taken(source)
             if stats is not None:
                 answers.append(stats)
         return make_snapshot(self.latest.number + 1, now, answers, self._away, self.latest)
 
-    def _taken(self, broker: str, now: datetime) -> BrokerStats | None:
+    def _ask(self, source: StatsSource) -> None:
+        name = f"stats of {source.broker}"
+        task = self._asked[source.broker] = asyncio.create_task(self._until_answered(source), name=name)
+        task.add_done_callback(partial(self._answered, source.broker))
+
+    async def _until_answered(self, source: StatsSource) -> BrokerStats:
+        """Return the answer of a broker. One that is away is asked until it answers."""
+        while True:
+            try:
+                return await source.stats()
+            except (QmqError, OSError) as failure:
+                if source.broker not in self._away:
+                    raise
+                self._note_away(source.broker, str(failure) or repr(failure))
+                await asyncio.sleep(self._fast_seconds)
+
+    def _answered(self, broker: str, task: asyncio.Task[BrokerStats]) -> None:
+        """Make a snapshot at once of the answer of a broker that was away, else its groups would be missing longer."""
+        if broker in self._away and not task.cancelled():
+            self._is_wanted = True
+            self._wanted.set()
+
+    def _taken(self, source: StatsSource) -> BrokerStats | None:
         """Return the answer of a broker; without one, note that it is away and return None."""
-        task = self._asked[broker]
-        error = f"no answer within {self._patience_seconds:g} s"
+        broker, task = source.broker, self._asked[source.broker]
         if task.done():
             del self._asked[broker]
             try:
                 stats = task.result()
             except (QmqError, OSError) as failure:
-                error = str(failure) or repr(failure)
-            else:
-                if self._away.pop(broker, None) is not None:
-                    log.info("the broker at %s answers again", broker)
-                return stats
-        elif broker in self._away:
-            return None
+                self._note_away(broker, str(failure) or repr(failure))
+                self._ask(source)
+                return None
+            if self._away.pop(broker, None) is not None:
+                log.info("the broker at %s answers again", broker)
+            return stats
+        if broker not in self._away:
+            self._note_away(broker, f"no answer within {self._patience_seconds:g} s")
+        return None
+
+    def _note_away(self, broker: str, error: str) -> None:
         known = self._away.get(broker)
         if known is None:
             log.warning("the broker at %s does not answer: %s", broker, error)
-        self._away[broker] = Away(now if known is None else known.since, error)
-        return None
+        self._away[broker] = Away(datetime.now(UTC) if known is None else known.since, error)
 
     def _publish(self, snapshot: Snapshot) -> None:
         self.latest = snapshot

@@ -9,12 +9,12 @@ import pytest
 
 from qmq.broker import stats
 from qmq.broker.groups.counts import COUNT_NAMES
-from qmq.broker.ports.commands import Administer
-from qmq.broker.ports.effects import Administered, StatsWanted
+from qmq.broker.ports.commands import Administer, Subscribe, Unsubscribe
+from qmq.broker.ports.effects import Administered, StatsWanted, Subscribed
 from qmq.errors import InvalidOption
 from qmq.format.layout import LANE_ORDERED
 from qmq.format.private import private_subject
-from qmq.net.protocol.types import Disposition
+from qmq.net.protocol.types import AT_MOST_ONCE, Disposition
 from tests.broker.delay.test_delay import delay
 from tests.broker.harness import Driven
 from tests.broker.test_admin import ask
@@ -128,17 +128,17 @@ def test_the_oldest_is_ready_or_in_flight(tmp_path: Path) -> None:
         driven.do(driven.send_command({"a.x": [body]}))
         times.append(driven.store.last_stored_at_us)
     consumer = Consumer(driven, "one", "a.")
-    assert (row(driven)["oldest_us"], row(driven)["in_flight_since_us"]) == (times[0], None)
+    assert (row(driven)["oldest_unacked_us"], row(driven)["in_flight_since_us"]) == (times[0], None)
     driven.advance(1_000)
     consumer.pull(2)
-    assert (row(driven)["oldest_us"], row(driven)["in_flight_since_us"]) == (times[0], driven.now.wall_us)
+    assert (row(driven)["oldest_unacked_us"], row(driven)["in_flight_since_us"]) == (times[0], driven.now.wall_us)
     consumer.ack(0)
-    assert row(driven)["oldest_us"] == times[1]
+    assert row(driven)["oldest_unacked_us"] == times[1]
     consumer.ack(1)
-    assert (row(driven)["oldest_us"], row(driven)["in_flight_since_us"]) == (times[2], None)
+    assert (row(driven)["oldest_unacked_us"], row(driven)["in_flight_since_us"]) == (times[2], None)
     consumer.pull(1)
     consumer.ack(2)
-    assert row(driven)["oldest_us"] is None
+    assert row(driven)["oldest_unacked_us"] is None
 
 
 @pytest.mark.parametrize("prefix", ["a.", "a.x"])
@@ -152,17 +152,142 @@ def test_the_oldest_may_be_in_retry(tmp_path: Path, prefix: str) -> None:
     assert row(driven)["in_retry_oldest_us"] is None
     consumer.pull(3)
     consumer.back(1, 2, Disposition.NACK, 60_000_000)
-    assert (row(driven)["oldest_us"], row(driven)["in_retry_oldest_us"]) == (times[0], times[1])
+    assert (row(driven)["oldest_unacked_us"], row(driven)["in_retry_oldest_us"]) == (times[0], times[1])
     driven.advance(1_000)
     consumer.back(0, 1, Disposition.NACK, 0)
-    assert (row(driven)["oldest_us"], row(driven)["in_retry_oldest_us"]) == (times[0], times[0])
+    assert (row(driven)["oldest_unacked_us"], row(driven)["in_retry_oldest_us"]) == (times[0], times[0])
     assert consumer.pull(1) == [b"1"]
     consumer.ack(3)
-    assert (row(driven)["oldest_us"], row(driven)["in_retry_oldest_us"]) == (times[1], times[1])
+    assert (row(driven)["oldest_unacked_us"], row(driven)["in_retry_oldest_us"]) == (times[1], times[1])
     driven.restart()
-    assert (row(driven)["oldest_us"], row(driven)["in_retry_oldest_us"]) == (times[1], times[1])
+    assert (row(driven)["oldest_unacked_us"], row(driven)["in_retry_oldest_us"]) == (times[1], times[1])
     ask(driven, "seek_group", group="g", to="new", clear_retries=True)
     assert row(driven)["in_retry_oldest_us"] is None
+
+
+def test_a_row_that_stays_the_same_is_true_now(tmp_path: Path) -> None:
+    driven = Driven(tmp_path)
+    driven.do(driven.send_command({"a.x": [b"1"]}))
+    stored_us = driven.store.last_stored_at_us
+    Consumer(driven, "one", "a.")
+    for _ in range(3):
+        driven.advance(60_000)
+        found = row(driven)
+        assert (found["at_us"], found["oldest_unacked_us"]) == (driven.now.wall_us, stored_us)
+
+
+def test_what_came_back_untried_has_not_failed(tmp_path: Path) -> None:
+    driven = Driven(tmp_path)
+    driven.do(driven.send_command({"a.x": [b"1", b"2", b"3", b"4"]}))
+    consumer, other = Consumer(driven, "one", "a."), Consumer(driven, "two", "a.")
+    consumer.pull(3)
+    other.pull(1)
+    consumer.back(0, 1, Disposition.RELEASE, 0)
+    consumer.back(1, 2, Disposition.NACK, 60_000_000)
+
+    def counts() -> tuple[int, int]:
+        found = row(driven)
+        return found["in_retry"], found["returned"]
+
+    assert counts() == (2, 1)
+    assert row(driven)["retry_due_us"] is None, "the released one is due"
+    driven.advance(31_000)
+    assert counts() == (4, 3), "messages of consumers that fell silent have not failed"
+    driven.restart()
+    assert counts() == (4, 3)
+    killed(driven)
+    consumer = Consumer(driven, "three", "a.")
+    while counts()[1]:
+        assert consumer.pull()
+        consumer.ack(*list(consumer.got)[-1:])
+    assert counts() == (1, 0)
+    assert row(driven)["retry_due_us"] > driven.now.wall_us
+    killed(driven)
+    assert counts() == (1, 0)
+    driven.advance(60_000)
+    consumer.join()
+    consumer.pull()
+    consumer.back(consumer.expected - 1, consumer.expected, Disposition.RELEASE, 0)
+    assert counts() == (1, 0), "it has failed before"
+
+
+def test_a_row_says_how_long_consumers_take(tmp_path: Path) -> None:
+    driven = Driven(tmp_path)
+    driven.do(driven.send_command({"a.x": [b"%d" % number for number in range(9)]}))
+    consumer = Consumer(driven, "one", "a.")
+    assert (row(driven)["held_us"], row(driven)["held_since_us"], row(driven)["last_pull_us"]) == (None, None, None)
+    for number in range(3):
+        consumer.pull(1)
+        taken_us = driven.now.wall_us
+        driven.advance(3_000)
+        found = row(driven)
+        assert (found["held_since_us"], found["last_pull_us"]) == (taken_us, taken_us)
+        consumer.ack(number)
+        assert (row(driven)["held_us"], row(driven)["held_since_us"]) == (3_000_000, None)
+    consumer.pull(4)
+    driven.advance(1_000)
+    consumer.ack(4)
+    assert row(driven)["held_since_us"] == driven.now.wall_us, "it has handled one of them"
+    driven.advance(1_000)
+    consumer.ack(3, 5, 6)
+    assert row(driven)["held_us"] == 2_000_000, "some of them may have been handled at once"
+    consumer.pull(1)
+    driven.advance(9_000)
+    consumer.back(7, 8, Disposition.RELEASE, 0)
+    assert row(driven)["held_us"] == 2_000_000, "nobody has handled what is released"
+
+
+def test_a_row_counts_the_attempts_that_failed_of_late(tmp_path: Path) -> None:
+    driven = Driven(tmp_path)
+    driven.do(driven.send_command({"a.x": [b"%d" % number for number in range(9)]}))
+    consumer = Consumer(driven, "one", "a.")
+
+    def lately() -> tuple[int, int]:
+        found = row(driven)
+        return found["failed_lately"], found["acked_lately"]
+
+    consumer.pull(6)
+    consumer.ack(0)
+    assert lately() == (0, 0)
+    consumer.back(1, 2, Disposition.NACK, 600_000_000)
+    driven.advance(10)
+    consumer.back(2, 3, Disposition.REJECT)
+    consumer.back(3, 4, Disposition.RELEASE, 600_000_000)
+    assert lately() == (2, 0)
+    consumer.ack(4, 5)
+    assert lately() == (2, 2)
+    driven.advance(61_000)
+    assert lately() == (0, 0)
+    killed(driven)
+    assert lately() == (0, 0)
+
+
+def test_a_row_counts_the_sessions_that_ended_with_one_message(tmp_path: Path) -> None:
+    driven = Driven(tmp_path)
+    driven.do(driven.send_command({"a.x": [b"poison"]}))
+
+    def crashes() -> tuple[int, int]:
+        found = row(driven)
+        return found["crashes"], found["crashed_messages"]
+
+    for number in range(3):
+        consumer = Consumer(driven, f"crashes-{number}", "a.")
+        assert consumer.pull() == [b"poison"]
+        assert crashes()[0] == number
+        driven.advance(31_000)
+        assert crashes() == (number + 1, 1)
+    driven.advance(700_000)
+    assert crashes() == (0, 0), "that is long ago"
+
+
+def test_readers_of_an_at_most_once_group_are_consumers(tmp_path: Path) -> None:
+    driven = Driven(tmp_path)
+    driven.do(driven.send_command({"a.x": [b"1"]}))
+    joined = Subscribe(1, driven.request(), "g", ("a.",), "one", None, b"n", b"c", False, (), AT_MOST_ONCE)
+    (answer,) = [one for one in driven.do(joined) if isinstance(one, Subscribed)]
+    assert row(driven)["consumers"] == ask(driven, "groups")["rows"][0]["consumers"] == 1
+    driven.do(Unsubscribe(1, driven.request(), answer.subscription))
+    assert row(driven)["consumers"] == ask(driven, "groups")["rows"][0]["consumers"] == 0
 
 
 def test_of_very_many_retries_some_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,8 +20,9 @@ def group_stats(name: str, **values: Any) -> GroupStats:
     """A group without messages, but for *values*."""
     nothing = {field.name: 0 for field in fields(GroupStats)}
     known = {
-        "name": name, "at": START, "mode": "reliable", "follows": ["shop."], "ready_exact": True, "oldest": None,
-        "in_flight_since": None, "in_retry_oldest": None,
+        "name": name, "at": START, "mode": "reliable", "follows": ["shop."], "ready_exact": True,
+        "oldest_unacked": None, "in_flight_since": None, "in_retry_oldest": None, "held_since": None, "held": None,
+        "last_pull": None, "retry_due": None,
     }  # fmt: skip
     return GroupStats(**{**nothing, **known, **values})
 

@@ -84,7 +84,7 @@ async def test_a_slow_reader_gets_the_newest_only() -> None:
 
 
 async def test_10_000_groups_come_in_pages_and_events_stay_small(tmp_path: Path) -> None:
-    groups = [group_stats(f"group-{n:05}", ready=n, oldest=at(-n)) for n in range(10_000)]
+    groups = [group_stats(f"group-{n:05}", ready=n, oldest_unacked=at(-n)) for n in range(10_000)]
     source = Scripted("a:1")
     source.stats = lambda: asyncio.sleep(0, broker_stats(1, *groups, broker="a:1"))  # type: ignore[method-assign]
     async with running_broker(tmp_path) as url, running_console(url, [source]) as console:

@@ -10,7 +10,9 @@ from tests.console.made_up import at, broker_stats, group_stats, received
 
 
 def snapshot_at(seconds: float, *names: str, count: int = 0) -> Snapshot:
-    groups = [group_stats(name, ready=index, oldest=at(-index), acked=count) for index, name in enumerate(names)]
+    groups = [
+        group_stats(name, ready=index, oldest_unacked=at(-index), acked=count) for index, name in enumerate(names)
+    ]
     return make_snapshot(1, at(seconds), [received(broker_stats(seconds, *groups), count)], {}, None)
 
 

@@ -63,8 +63,8 @@ def full(*groups: qmq.GroupStats, families: int = 2) -> BrokerStats:
 
 def test_a_snapshot_becomes_series() -> None:
     group = group_stats(
-        "billing", at=at(30), ready=3, in_flight=2, in_retry=1, dead=4, delayed=5, acked=6, oldest=at(10),
-        in_retry_oldest=at(12), consumers=1, blocked=2,
+        "billing", at=at(30), ready=3, in_flight=2, in_retry=3, returned=2, dead=4, delayed=5, acked=6,
+        oldest_unacked=at(10), in_retry_oldest=at(12), consumers=1, blocked=2,
     )  # fmt: skip
     found = Scraped()(full(group), **{"10.0.0.5:20881": Away(at(0), "refused")})
     broker = "127.0.0.1:20881"
@@ -76,7 +76,7 @@ def test_a_snapshot_becomes_series() -> None:
         ("qmq_group_ready_messages", "billing"): 3, ("qmq_group_in_flight_messages", "billing"): 2,
         ("qmq_group_oldest_unacked_age_seconds", "billing"): 20, ("qmq_group_retrying_messages", "billing"): 1,
         ("qmq_group_oldest_retrying_age_seconds", "billing"): 18, ("qmq_group_dead_messages", "billing"): 4,
-        ("qmq_group_blocked_messages", "billing"): 2,
+        ("qmq_group_blocked_messages", "billing"): 2, ("qmq_group_returned_messages", "billing"): 2,
         ("qmq_group_delayed_messages", "billing"): 5, ("qmq_group_acked_messages_total", "billing"): 6,
         ("qmq_subject_received_messages_total", "first-0"): 7, ("qmq_subject_subjects", "first-1"): 1_000,
         ("qmq_send_duration_seconds_count", broker): 30, ("qmq_send_duration_seconds_sum", broker): 1.5,
@@ -88,13 +88,42 @@ def test_series_are_bounded_whatever_clients_do() -> None:
     scraped = Scraped()
     groups = [group_stats(f"group-{number:05}", ready=1, dead=2, acked=3) for number in range(10_000)]
     found = scraped(*(replace(full(*groups, families=101), broker=f"10.0.0.{number}") for number in range(3)))
-    assert len(found) < 5_000
+    assert len(found) < 10_000
     ready = {key[1]: value for key, value in found.items() if key[0] == "qmq_group_ready_messages"}
     assert len(ready) == MOST_GROUPS + 1
     assert ready[OTHERS] == 3 * (10_000 - MOST_GROUPS)
     assert sum(value for key, value in found.items() if key[0] == "qmq_group_dead_messages") == 3 * 20_000
     assert sum(value for key, value in found.items() if key[0] == "qmq_group_acked_messages_total") == 3 * 30_000
     assert sum(value for key, value in found.items() if key[0] == "qmq_subject_subjects") == 3 * 101 * 1_000
+
+
+def test_groups_that_need_a_look_have_series_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics_module, "MOST_GROUPS", 3)
+    scraped = Scraped()
+
+    def named(seconds: float, **groups: dict[str, object]) -> set[str]:
+        rows = [group_stats(name, **values) for name, values in groups.items()]
+        snapshot = make_snapshot(scraped.number + 1, at(seconds), [broker_stats(seconds, *rows)], {}, None)
+        scraped.number += 1
+        return {key[1] for key in series(scraped.metrics.text(snapshot)) if key[0] == "qmq_group_ready_messages"}
+
+    idle = {name: dict[str, object]() for name in "abcd"}
+    assert named(0, **idle) == {"a", "b", "c", OTHERS}
+    busy: dict[str, dict[str, object]] = {"x": {"in_flight": 1, "oldest_unacked": at(5)}, "y": {"dead": 1}}
+    assert named(10, **idle, **busy) == {"x", "y", "a", OTHERS}
+    behind: dict[str, dict[str, object]] = {"z": {"ready": 1, "oldest_unacked": at(0)}}
+    assert named(10, **idle, **busy, **behind, e={"in_flight": 1}) == {"x", "y", "z", OTHERS}
+    assert named(100, **idle, **busy, **behind, e={"in_flight": 1, "dead": 2}) == {"x", "y", "z", OTHERS}
+    busy["x"] = {"in_flight": 1, "oldest_unacked": at(95)}
+    assert named(100, **idle, **busy, **behind, e={"in_flight": 1, "dead": 2}) == {"e", "y", "z", OTHERS}
+
+
+def test_the_reason_why_messages_wait_is_a_label() -> None:
+    crash = group_stats("crash", in_retry=1, crashes=3, crashed_messages=1, oldest_unacked=at(0), session_expired=3)
+    found = Scraped()(broker_stats(0, crash, group_stats("nobody", ready=1), group_stats("idle")))
+    reasons = {key[1:]: value for key, value in found.items() if key[0] == "qmq_group_waiting_reason"}
+    assert reasons == {("crash", "consumers_crash"): 1, ("nobody", "no_consumer"): 1}
+    assert found["qmq_group_session_expired_messages_total", "crash"] == 3
 
 
 def test_a_named_group_stays_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,7 +202,7 @@ def checked(text: bytes) -> str:
 
 def test_prometheus_has_nothing_to_say() -> None:
     scraped = Scraped()
-    assert checked(scraped.text(full(group_stats("billing", ready=1, oldest=at(1))))) == ""
+    assert checked(scraped.text(full(group_stats("billing", ready=1, oldest_unacked=at(1))))) == ""
     assert checked(b"qmq_wrong_total{} 1\n") != ""
 
 

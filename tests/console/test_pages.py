@@ -234,9 +234,9 @@ async def test_a_change_is_made_after_a_second_click_and_for_many_messages_with_
 
 
 async def test_a_stuck_group_comes_before_any_number_that_is_at_work(tmp_path: Path) -> None:
-    busy = [group_stats(f"busy-{n}", consumers=1, in_flight=1, oldest=at(-n)) for n in range(600)]
+    busy = [group_stats(f"busy-{n}", consumers=1, in_flight=1, oldest_unacked=at(-n)) for n in range(600)]
     source = Scripted("a:1")
-    answer = broker_stats(1, *busy, group_stats("stuck", ready=1, oldest=at(0)), broker="a:1")
+    answer = broker_stats(1, *busy, group_stats("stuck", ready=1, oldest_unacked=at(0)), broker="a:1")
     source.stats = lambda: asyncio.sleep(0, answer)  # type: ignore[method-assign]
     async with running_broker(tmp_path) as url, running_console(url, [source]) as console:
         text = await page(await console.browser(), "/")

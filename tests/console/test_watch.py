@@ -77,6 +77,22 @@ async def test_a_broker_that_is_away_holds_up_nobody() -> None:
         assert [stats.broker for stats in watch.latest.brokers] == ["a:1", "b:1"]
 
 
+async def test_a_late_answer_is_shown_at_once_also_where_the_first_attempt_fails() -> None:
+    source = Scripted("a:1", is_there=False)
+    async with Watch([source], fast_seconds=0.01, slow_seconds=600, patience_seconds=0.01) as watch:
+        await watch.newer_than(0)
+        assert watch.missed == ("a:1",)
+        source.refuses = "the answer did not come in time"
+        source.is_there.set()
+        while watch.latest.away["a:1"].error != source.refuses:
+            watch.look()
+            await watch.newer_than(watch.latest.number)
+        source.refuses = ""
+        while watch.latest.away:
+            await asyncio.wait_for(watch.newer_than(watch.latest.number), 30)
+        assert [stats.broker for stats in watch.latest.brokers] == ["a:1"]
+
+
 async def test_who_waits_when_it_ends_is_cancelled() -> None:
     async with Watch([Scripted("a:1", is_there=False)], patience_seconds=600) as watch:
         waiter = asyncio.create_task(watch.newer_than(0))

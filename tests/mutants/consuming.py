@@ -35,7 +35,7 @@ CONSUMING: Final = (
     Mutant(
         "forget pulls that are handled behind one that is not",
         "InFlight.ack",
-        skip("self._forget_handled(start, end)"),
+        skip("self._forget_handled(start, end, now_us)"),
         ("tests/broker/groups/test_in_flight.py",),
     ),
     Mutant(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from tests.mutants.running import Mutant
-from tests.mutants.symbols import instead, never, skip
+from tests.mutants.symbols import always, instead, never, skip
 
 OF_GROUPS: Final = (
     Mutant(
@@ -28,8 +28,8 @@ OF_GROUPS: Final = (
     ),
     Mutant(
         "make the row of a group anew when something of it has changed",
-        "GroupStatistics.page",
-        instead("known is None or known.key != key", "known is None"),
+        "GroupStatistics._known_row",
+        instead("known.key == key", "True"),
         ("tests/broker/test_stats.py",),
     ),
     Mutant(
@@ -58,9 +58,45 @@ OF_GROUPS: Final = (
     ),
     Mutant(
         "sum the groups beyond those that metrics name",
-        "_NamedGroups.choose",
-        never("len(self._named) >= self._most"),
+        "_NamedSeries.choose",
+        instead("names[: self._most]", "names"),
         ("tests/console/test_metrics.py",),
+    ),
+    Mutant(
+        "name the groups that are behind before others",
+        "_NamedGroups.choose_groups",
+        instead("sorted(groups, key=place)", "groups"),
+        ("tests/console/test_metrics.py",),
+    ),
+    Mutant(
+        "say that a row which stays the same is true now",
+        "GroupStatistics._known_row",
+        skip("known.row[_AT] = now.wall_us"),
+        ("tests/broker/test_stats.py",),
+    ),
+    Mutant(
+        "tell messages that have failed from those that came back untried",
+        "Retries._change",
+        always("attempt > 1"),
+        ("tests/broker/test_stats.py",),
+    ),
+    Mutant(
+        "count the sessions that ended with the same messages",
+        "Setbacks.crashes",
+        instead("_have_common(one, last)", "one is last"),
+        ("tests/broker/test_stats.py",),
+    ),
+    Mutant(
+        "show the answer of a broker that was away at once",
+        "Watch._answered",
+        never("broker in self._away and not task.cancelled()"),
+        ("tests/console/test_watch.py",),
+    ),
+    Mutant(
+        "say that the disk is full until there is room for what was refused",
+        "FreeSpace.take",
+        always("self.refused_bytes - size <= room"),
+        ("tests/storage/disk/test_free_space.py",),
     ),
     Mutant(
         "let counters go on when a broker starts again",

@@ -173,6 +173,8 @@ class Subscriptions:
             member = subscription.member = self._tracker.join(command, group)
             subscription.epoch = member.epoch
             self._tracker.keep_order(subscription)
+        else:
+            group.readers += 1
 
     def _state_of(
         self, subscription: Subscription, given: dict[str, Any]
@@ -260,6 +262,8 @@ class Subscriptions:
         if group.name is None:
             for subject_filter in subscription.filters:
                 self._arrivals.unwatch(subject_filter)
+        elif subscription.member is None:
+            group.readers -= 1
 
     def disconnected(self, connection: int) -> None:
         """Remove all subscriptions of a connection."""

@@ -192,8 +192,9 @@ class Retries:
         #: The changes since each walk over all retries that is under way began.
         self._watches: list[RetryChanges] = []
         self._cleared = 0
-        #: Messages of all retries, due or not.
-        self.count = 0
+        #: Messages of all retries, due or not, and those of them that have failed. The others came back untried, such
+        #: as released ones, or are to come again from the first attempt on.
+        self.count = self._failed = 0
         self._is_new = True  # retries in memory were taken or loaded since the last look
         self._stuck_us = 0  # when that became False
         #: The retries in memory changed since this was last set to False.
@@ -219,7 +220,7 @@ class Retries:
                 number, due_us, messages, attempt, session_expiries, quarantined, consumer, delivery_sequence, now_us,
                 reason
             )  # fmt: skip
-            self.count += messages.total
+            self._change(messages.total, attempt)
             for watch in self._watches:
                 watch.added.append(retry)
             if room > 0 and due_us <= now_us:
@@ -231,6 +232,17 @@ class Retries:
         if later:
             self._schedule.push(packed(later))
         return self._next_number - 1
+
+    def _change(self, messages: int, attempt: int) -> None:
+        """Count so many *messages* more, which are to be handed out for that attempt."""
+        self.count += messages
+        if attempt > 1:
+            self._failed += messages
+
+    @property
+    def failed(self) -> int:
+        """The messages that have failed, of ``count``."""
+        return max(min(self._failed, self.count), 0)
 
     def _enqueue(self, retry: RetryItem) -> None:
         queue = self._quarantined if retry.quarantined else self._due
@@ -324,7 +336,7 @@ class Retries:
     def replace(self, retry: RetryItem, parts: list[MessageRange], *, whole: bool) -> None:
         """Let *parts* replace a retry. With *whole* it lay in the schedule, and no part of it was taken."""
         number = retry.number
-        self.took(number, retry.messages)
+        self.took(number, retry.messages, retry.attempt)
         if whole and self._taken.get(number) == [retry.messages]:
             del self._taken[number]
             self._void.add(number, number + 1)
@@ -386,7 +398,7 @@ class Retries:
             count = min(total, max_count)
             taken.append(taken_of(retry, count))
             max_count -= count
-            self.count -= count
+            self._change(-count, retry.attempt)
             if count == total:
                 self._due.popleft()
             else:
@@ -401,7 +413,7 @@ class Retries:
         count = min(total, max_count)
         if count < total:
             self._quarantined.appendleft(retry._replace(messages=retry.messages.part(count, total)))
-        self.count -= count
+        self._change(-count, retry.attempt)
         return taken_of(retry, count)
 
     def take_meant(self, max_count: int, split: Split) -> list[TakenRetry]:
@@ -424,7 +436,8 @@ class Retries:
                         taken.append(taken_of(_cut_of(retry, start, start + fits), fits))
                     if fits < count:
                         passed.append(_cut_of(retry, start + fits, start + count))
-                    start, max_count, self.count = start + count, max_count - fits, self.count - fits
+                    start, max_count = start + count, max_count - fits
+                    self._change(-fits, retry.attempt)
         except Exception:
             queue.extendleft(reversed(passed))
             self.put_back(taken)
@@ -474,7 +487,7 @@ class Retries:
         """Put back what was taken for a pull that was not answered, in front of the others of its rank."""
         self.changed = True
         for retry, count, _ in reversed(taken):
-            self.count += count
+            self._change(count, retry.attempt)
             queue = self._quarantined if retry.quarantined else self._due
             if count < retry.messages.total:
                 queue.popleft()  # the rest of it
@@ -484,10 +497,10 @@ class Retries:
             else:  # retries of a higher rank were passed, since others may have them
                 queue.insert(bisect_left(queue, rank, key=lambda one: self.rank(one.messages)), retry)
 
-    def took(self, number: int, messages: MessageRange) -> None:
-        """Take these messages of a retry, as a record says; the retry may not be loaded yet."""
+    def took(self, number: int, messages: MessageRange, attempt: int) -> None:
+        """Take these messages of a retry for that attempt, as a record says; the retry may not be loaded yet."""
         self.changed = True
-        self.count -= messages.total
+        self._change(-messages.total, attempt)
         for queue in (self._due, self._quarantined):
             for at, retry in enumerate(queue):
                 if retry.number == number and retry.messages.overlaps(messages):
@@ -515,7 +528,7 @@ class Retries:
         self._taken.clear()
         self._void = Intervals()
         self._cleared += 1
-        self.count = 0
+        self.count = self._failed = 0
 
     # --- checkpoint --------------------------------------------------------------------------------------------------
 
@@ -525,6 +538,7 @@ class Retries:
         return {
             "next_number": self._next_number,
             "count": self.count,
+            "failed": self.failed,
             "due": pack_items(packed([*self._due, *self._quarantined]), RETRY_DTYPE),
             "taken": self._taken,
             "void": list(self._void),
@@ -537,6 +551,7 @@ class Retries:
         """Take over a state from ``packed``. Raise ValueError, TypeError or KeyError."""
         self._next_number = whole(fields["next_number"])
         self.count = int(fields["count"])
+        self._failed = int(fields.get("failed", self.count))
         self._taken = {number: [MessageRange(*one) for one in taken] for number, taken in fields["taken"].items()}
         for start, end in fields["void"]:
             self._void.add(start, end)

@@ -328,10 +328,16 @@ class Group:
         self.skipped = 0
         #: Messages that have none of its tags.
         self.filtered = 0
+        #: Subscriptions of an at_most_once group, whose consumers have no state.
+        self.readers = 0
         #: Its prefixes and their starts are on disk when ``Durable.has`` this ticket.
         self.ticket = 0
         self.dirty = True
         self._packed = b""
+
+    def consumers_there(self) -> int:
+        """Return how many consumers have a client."""
+        return self.readers + (0 if self.ledger is None else self.ledger.consumers_there())
 
     def follow(self, prefix: str, begin: GroupStart, ordinal: int | None = None) -> SubjectFilter:
         """Begin to follow a prefix; *ordinal* is its number where it has one."""

@@ -21,6 +21,7 @@ from qmq.broker.groups.in_flight import InFlightPull
 from qmq.broker.groups.member import Consumers, Member
 from qmq.broker.groups.order_slots import OrderSlots
 from qmq.broker.groups.resends import GroupResends, ResendProgress
+from qmq.broker.groups.setbacks import Setbacks
 from qmq.broker.groups.settings import ResolvedSettings
 from qmq.broker.journal.record_types import (
     LEAVING_RANGES,
@@ -177,6 +178,8 @@ class Ledger:
         #: The events since the broker's start.
         self.counts = GroupCounts()
         self._returning = Returning(self.retries, dead, self.counts)
+        #: What befell its consumers of late.
+        self.setbacks = self._returning.setbacks
         #: The names of handovers from other brokers, the oldest first.
         self.handed: dict[bytes, None] = {}
         #: The messages that restores to this group alone have brought.
@@ -370,7 +373,7 @@ class Ledger:
             return False
         given = [InFlightRange.of(fields) for _, *fields in which]
         for (retry, *_), in_flight in zip(which, given, strict=True):
-            self.retries.took(retry, in_flight.messages)
+            self.retries.took(retry, in_flight.messages, in_flight.attempt)
         member.in_flight.skip_to(first)
         member.quarantined, member.pulled_us = quarantined, now_us
         member.in_flight.add(given, size, now_us, quarantined)
@@ -390,7 +393,7 @@ class Ledger:
             for start, end in named:
                 for low, high in member.in_flight.unhandled(start, end):
                     self.order.settled(member.number, low, high)
-        new, refused = self._acked(member, intervals)
+        new, refused = self._acked(member, intervals, now_us)
         for at in range(0, len(intervals) if new else 0, 2 * MOST_RANGES_A_RECORD):
             part = intervals[at : at + 2 * MOST_RANGES_A_RECORD]
             self._record(_ACK, self._packed([member.number, now_us, part]))
@@ -400,16 +403,18 @@ class Ledger:
         """Ack messages [start, end), for which ``InFlight.is_next`` is true."""
         if self.order is not None:
             self.order.settled(member.number, start, end)
-        member.in_flight.move_ack_floor(end)
+        member.in_flight.move_ack_floor(end, now_us)
         self.counts.acked += end - start
         member.progress = True
+        member.handled_us = now_us
         if member.quarantined:
             member.progressed(end - start)
         self._changed = True
         self._write((_ACK, _pack((self.number, member.number, now_us, (start, end)))))
 
-    def _acked(self, member: Member, intervals: list[int]) -> tuple[int, int]:
-        new, refused = member.in_flight.ack(intervals)
+    def _acked(self, member: Member, intervals: list[int], now_us: int) -> tuple[int, int]:
+        new, refused = member.in_flight.ack(intervals, now_us)
+        member.handled_us = now_us
         self.counts.acked += new
         member.progressed(new)
         return new, refused
@@ -658,7 +663,7 @@ class Ledger:
             return self._pulled_again(*fields)
         member = self._consumers.there(fields[0])
         if member is not None:
-            self._acked(member, fields[2])
+            self._acked(member, fields[2], fields[1])
         return member is not None
 
     def _apply(self, kind: int, fields: list[Any]) -> None:
@@ -739,14 +744,19 @@ class Returning:
         self._retries = retries
         self._dead = dead
         self._counts = counts
+        self.setbacks = Setbacks()
 
     def back(self, member: Member, rows: Iterable[list[Any]], reasons: list[str], now_us: int) -> None:
         """Hand back (start, end, disposition, delay, index of the reason) each, if it is in flight."""
         failed = list[tuple[MessageRange, int, int, Failure]]()
         for start, end, disposition, delay_us, reason in rows:
-            ranges = member.in_flight.give_back(start, end)
+            is_handled = disposition != Disposition.RELEASE
+            ranges = member.in_flight.give_back(start, end, now_us if is_handled else 0)
             if ranges is None:
                 continue
+            if is_handled:
+                member.handled_us = now_us
+                self.setbacks.failed(end - start, self._counts.acked, now_us)
             self._counts.handed_back(disposition, end - start)
             if disposition == Disposition.RELEASE:
                 self._retries.add_each(failed, False)  # retries get their numbers in order
@@ -804,6 +814,7 @@ class Returning:
         A message that was in flight alone did stop it: its session expiries count, up to a dead letter.
         """
         is_single = member.quarantined and member.in_flight.count == 1 and member.in_flight.pulls[-1].total == 1
+        self.setbacks.session_ended(member, now_us)
         for start, end in member.in_flight.unhandled(end=before):
             self._counts.session_expired += end - start
             failure = Failure("its consumer fell silent", member.number, start, now_us, now_us)

@@ -78,7 +78,9 @@ class InFlightPull:
 class InFlight:
     """All messages in flight at one consumer."""
 
-    __slots__ = ("acked", "ack_floor", "next_sequence", "pulls", "returned", "size", "_late", "_handled", "_pulled")
+    __slots__ = (
+        "acked", "ack_floor", "held_us", "next_sequence", "pulls", "returned", "size", "_late", "_handled", "_pulled",
+    )  # fmt: skip
 
     def __init__(self, next_sequence: int = 0) -> None:
         self.next_sequence = next_sequence
@@ -92,6 +94,9 @@ class InFlight:
         #: About the bytes of the pulls that are not wholly handled.
         self.size = 0
         self._pulled = 0  # messages of the pulls
+        #: About how long a message is in flight: as long as the last pull, or, where it had several that may have been
+        #: handled one after another or at once, as long as before within these bounds. 0: none was handled yet.
+        self.held_us = 0
 
     @property
     def count(self) -> int:
@@ -118,14 +123,14 @@ class InFlight:
         """
         return start == self.ack_floor and start < end <= self.next_sequence and not self._handled.size
 
-    def ack(self, intervals: Sequence[int]) -> tuple[int, int]:
+    def ack(self, intervals: Sequence[int], now_us: int = 0) -> tuple[int, int]:
         """Ack messages [start, end), ...; return how many are newly acked, and how many are refused.
 
         Refused are messages that were handed back before, or never pulled. To ack twice is no error.
         """
         if len(intervals) == 2 and self.is_next(*intervals):  # one after another, as most are
             start, end = intervals
-            self.move_ack_floor(end)
+            self.move_ack_floor(end, now_us)
             return end - start, 0
         new = refused = 0
         for start, end in zip(intervals[::2], intervals[1::2], strict=True):
@@ -136,9 +141,9 @@ class InFlight:
                 more, not_in_flight = self._ack(start, end)
                 new += more
                 refused += not_in_flight
-        self._move_ack_floor()
+        self._move_ack_floor(now_us)
         for start, end in zip(intervals[::2], intervals[1::2], strict=True):
-            self._forget_handled(start, end)
+            self._forget_handled(start, end, now_us)
         return new, refused
 
     def _ack(self, start: int, end: int) -> tuple[int, int]:
@@ -154,7 +159,7 @@ class InFlight:
         refused += max(0, end - start) - sum(high - low for low, high in self.returned.missing(start, end))
         return new, refused
 
-    def give_back(self, start: int, end: int) -> list[InFlightRange] | None:
+    def give_back(self, start: int, end: int, now_us: int = 0) -> list[InFlightRange] | None:
         """Hand back messages [start, end); return their ranges. Return None, and change nothing, if one of them is not
         in flight.
         """
@@ -165,9 +170,9 @@ class InFlight:
         self._handled.add(start, end)
         self._late.append((start, end))
         if start == self.ack_floor:
-            self._move_ack_floor()
+            self._move_ack_floor(now_us)
         else:
-            self._forget_handled(start, end)
+            self._forget_handled(start, end, now_us)
         return ranges
 
     def in_flight(self, backs: Sequence[DispositionRange], refused: list[int]) -> list[DispositionRange]:
@@ -271,35 +276,47 @@ class InFlight:
             in_flight._pulled += in_flight.pulls[-1].total
         return in_flight
 
-    def _move_ack_floor(self) -> None:
+    def _move_ack_floor(self, now_us: int = 0) -> None:
         ack_floor = self._handled.end_from(self.ack_floor)
         if ack_floor == self.ack_floor:
             return
         for intervals in (self.acked, self.returned, self._handled):
             intervals.drop_below(ack_floor)
-        self.move_ack_floor(ack_floor)
+        self.move_ack_floor(ack_floor, now_us)
 
-    def move_ack_floor(self, ack_floor: int) -> None:
-        """Move the ack floor, and forget pulls below it; nothing above it is handled, or ``is_next`` was true."""
+    def move_ack_floor(self, ack_floor: int, now_us: int) -> None:
+        """Move the ack floor, and forget pulls below it; nothing above it is handled, or ``is_next`` was true.
+
+        *now_us* is 0 where nobody has handled the messages.
+        """
         self.ack_floor = ack_floor
         pulls = self.pulls
-        while pulls and pulls[0].first + pulls[0].total <= ack_floor:
-            self._forget(pulls.popleft())
+        while pulls:
+            pull = pulls[0]
+            total = pull.total
+            if pull.first + total > ack_floor:
+                return
+            del pulls[0]  # ``_forget`` by hand, as it is for each message that comes alone
+            self.size -= pull.size
+            self._pulled -= total
+            if now_us:
+                held_us = now_us - pull.taken_us
+                self.held_us = held_us if total == 1 else min(max(self.held_us, held_us // total), held_us)
 
-    def _forget_handled(self, start: int, end: int) -> None:
+    def _forget_handled(self, start: int, end: int, now_us: int) -> None:
         """Drop the pulls above the ack floor that have messages of [start, end) and none in flight."""
         pulls = self.pulls
         at = max(bisect_right(pulls, max(start, self.ack_floor), key=_first) - 1, 0)
         while at < len(pulls) and (pull := pulls[at]).first < end:
             if self._handled.covers(pull.first, pull.first + pull.total):
                 del pulls[at]
-                self._forget(pull)
+                self.size -= pull.size
+                self._pulled -= pull.total
+                if now_us:
+                    held_us = now_us - pull.taken_us
+                    self.held_us = min(max(self.held_us, held_us // pull.total), held_us)
             else:
                 at += 1
-
-    def _forget(self, pull: InFlightPull) -> None:
-        self.size -= pull.size
-        self._pulled -= pull.total
 
 
 def _first(pull: InFlightPull) -> int:

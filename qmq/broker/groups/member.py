@@ -98,9 +98,9 @@ class Member:
     """One consumer of a group."""
 
     __slots__ = (
-        "quarantined", "client", "closed", "gone_us", "in_flight", "epoch", "is_awaited", "is_timed", "leaving",
-        "left_us", "name", "nonce", "number", "program", "progress", "pulled_us", "seen_us", "since_us", "stalled_us",
-        "takeovers", "transient",
+        "quarantined", "client", "closed", "gone_us", "handled_us", "in_flight", "epoch", "is_awaited", "is_timed",
+        "leaving", "left_us", "name", "nonce", "number", "program", "progress", "pulled_us", "seen_us", "since_us",
+        "stalled_us", "takeovers", "transient",
     )  # fmt: skip
 
     def __init__(self, number: int, name: str, transient: bool, since_us: int) -> None:
@@ -123,6 +123,7 @@ class Member:
         self.gone_us = 0  # monotonic, when it expires if its client has not come back; 0: it need not come back
         self.is_awaited = False  # Membership looks then whether it is back
         self.pulled_us = 0  # wall clock, when it got messages last
+        self.handled_us = 0  # wall clock, when it handled a message last; 0: not since the broker's start
         self.seen_us = 0  # monotonic, its last call or heartbeat
         self.stalled_us = 0  # how long its loop had not turned at the last heartbeat
 

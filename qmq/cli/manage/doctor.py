@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -17,12 +17,14 @@ from qmq.cli.common.errors import EXIT_FAILED
 from qmq.cli.common.formatting import age, age_of, number, visible
 from qmq.cli.common.listing import Fields, is_for_people, output_options, show
 from qmq.cli.manage.blocked import blocked_text
+from qmq.console.snapshot import make_snapshot
 from qmq.errors import QmqError
 from qmq.net.client.address import parse_url
 from qmq.version import VERSION
 
 if TYPE_CHECKING:
     from qmq import BrokerInfo, ConsumerInfo, GroupInfo, SubjectInfo
+    from qmq.console.snapshot import GroupNow
 
 #: Messages that wait for longer are a problem.
 _LATE: Final = timedelta(hours=1)
@@ -32,6 +34,13 @@ _IDLE: Final = timedelta(minutes=1)
 _SKEW_S: Final = 5.0
 #: An event loop that was blocked for longer, in seconds, delays heartbeats and acks.
 _BLOCKED_S: Final = 1.0
+#: What to do about messages that wait, by the code of the reason.
+_ADVICE: Final = {
+    "consumers_crash": "see the log of its program; a message that ends max_session_expiries sessions alone is dead",
+    "held": "see with `qmq consumers {name}` who has them, and what its handler waits for",
+    "attempts_fail": "see the log of its program for the errors of its handler",
+    "nothing_taken": "see whether its program still pulls, and what it waits for",
+}
 #: The most of one kind that are shown on a terminal.
 _MOST_SHOWN: Final = 10
 #: A message in flight for longer that holds up others of its order key is a problem, and so is a retry that does, where
@@ -115,6 +124,9 @@ async def _examine(url: str, timeout: float) -> list[Ailment]:
     """Return what is wrong at one broker. Raises QmqError if it does not answer."""
     async with connect(url, admin_timeout=timeout) as client:
         (info,) = await client.admin.info()
+        asked_at = datetime.now(UTC)
+        (stats,) = await client.admin.stats()
+        clock = _Clock(asked_at, stats.at, datetime.now(UTC))
         groups = await client.admin.groups()
         subjects: list[SubjectInfo] = []
         async for subject in client.subjects():
@@ -126,7 +138,8 @@ async def _examine(url: str, timeout: float) -> list[Ailment]:
             consumers += [(group, consumer) for consumer in await client.admin.consumers(group)]
         stuck = list(islice((group.name for group in groups if _may_be_stuck(group, datetime.now(UTC))), _MOST_BLOCKED))
         blocked = [one for name in stuck for one in await client.admin.groups(name)]
-    found = [*_of_broker(info, datetime.now(UTC)), *_of_groups(groups, datetime.now(UTC)), *_of_consumers(consumers),
+    waiting = make_snapshot(1, stats.at, [stats], {}, None).groups
+    found = [*_of_broker(info), *_of_clock(clock), *_of_groups(groups, waiting, stats.at), *_of_consumers(consumers),
              *_of_order_keys(blocked, datetime.now(UTC))]  # fmt: skip
     if len(subjects) < _MOST:
         found += _of_names(groups, subjects)
@@ -149,38 +162,63 @@ def _of_this_machine(now: datetime) -> Iterator[Ailment]:
 _Found = tuple[str, str, str]
 
 
-def _of_broker(info: BrokerInfo, now: datetime) -> Iterator[_Found]:
+class _Clock(NamedTuple):
+    """The clock of a broker, and this machine's before and after the broker looked at it."""
+
+    before: datetime
+    broker: datetime
+    after: datetime
+
+
+def _of_broker(info: BrokerInfo) -> Iterator[_Found]:
     for problem in info.problems:
         if problem.code != "no_consumer":  # ``_of_groups`` says it with numbers, and sooner
             yield problem.level, problem.code, problem.message
     mine = VERSION
     if info.version != mine:
         yield "warning", "other_version", f"the broker is qmq {info.version} and this command {mine}: update the older"
-    ahead = (info.started_at + timedelta(seconds=info.uptime) - now).total_seconds()
-    if abs(ahead) > _SKEW_S:
-        text = f"the broker's clock is {age(abs(ahead))} {'ahead of' if ahead > 0 else 'behind'} this machine's"
+
+
+def _of_clock(clock: _Clock) -> Iterator[_Found]:
+    """Say by how much the clocks differ at least, however long the answer was on its way."""
+    ahead = (clock.broker - clock.after).total_seconds()
+    behind = (clock.before - clock.broker).total_seconds()
+    if max(ahead, behind) > _SKEW_S:
+        text = f"the broker's clock is {age(max(ahead, behind))} {'ahead of' if ahead > 0 else 'behind'} this machine's"
         yield "warning", "clock", f"{text}: delays and times of messages go by it; set the time of both (NTP)"
 
 
-def _of_groups(groups: Iterable[GroupInfo], now: datetime) -> Iterator[_Found]:
+def _of_groups(groups: Iterable[GroupInfo], waiting: Mapping[str, GroupNow], now: datetime) -> Iterator[_Found]:
+    """*waiting* says by name what a broker has counted; *now* is by its clock."""
     for group in groups:
+        known = waiting.get(group.name)
+        why = None if known is None else known.why(now)
+        returned = 0 if known is None else min(known.returned, group.in_retry)
         name, waits = group.name, now - group.oldest if group.oldest is not None else timedelta()
         if group.dead:
             text = f"group {name} has {number(group.dead, 'dead letter')}: see `qmq dead-letters list {name}`, mend"
             yield "warning", "dead_letters", f"{text} the cause, then `qmq dead-letters redrive {name} --all`"
-        if ((group.ready and waits > _IDLE) or group.in_retry) and not group.consumers:
-            ready = f"{number(group.ready, 'message')} ready, for {age_of(group.oldest)}" if group.ready else ""
-            retry = f"{number(group.in_retry, 'message')} in retry" if group.in_retry else ""
-            text = f"group {name} has {' and '.join(filter(None, (ready, retry)))}, and no consumer"
+        if why is not None and why.code in _ADVICE and known is not None and _is_late(known, now):
+            yield "warning", why.code, f"group {name}: {why.text}: {_ADVICE[why.code].format(name=name)}"
+        elif ((group.ready and waits > _IDLE) or group.in_retry) and not group.consumers:
+            ready = f"{number(group.ready, 'message')} ready, for {age(waits.total_seconds())}" if group.ready else ""
+            back = f"{number(returned, 'message')} to hand out again" if returned else ""
+            retry = f"{number(group.in_retry - returned, 'message')} in retry" if group.in_retry > returned else ""
+            text = f"group {name} has {' and '.join(filter(None, (ready, back, retry)))}, and no consumer"
             yield "warning", "nobody", f"{text}: start one, or `qmq groups delete {name}` if it is not needed"
         elif group.ready and waits > _LATE:
-            text = f"group {name} lags: {number(group.ready, 'message')} ready, the oldest for {age_of(group.oldest)}"
+            text = f"group {name} lags: {number(group.ready, 'message')} ready, "
+            text += f"the oldest for {age(waits.total_seconds())}" + ("" if why is None else f", {why.text}")
             yield "warning", "lag", f"{text}: add consumers, or see with `qmq consumers {name}` what holds them up"
         if group.skipped:
             text = (
                 f"group {name} missed {number(group.skipped, 'message')}, which retention dropped before it took them"
             )
             yield "warning", "skipped", f"{text}: raise retention_ms, or have it keep up"
+
+
+def _is_late(group: GroupNow, now: datetime) -> bool:
+    return group.crashes > 1 or (group.oldest is not None and now - group.oldest > _IDLE)
 
 
 def _may_be_stuck(group: GroupInfo, now: datetime) -> bool:

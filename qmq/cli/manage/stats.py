@@ -77,7 +77,7 @@ def stats(as_json: bool, server: str, timeout: float) -> None:
     \b
     Examples:
       qmq stats
-      qmq stats --json | jq '.groups[] | {name, ready, oldest, acked}'
+      qmq stats --json | jq '.groups[] | {name, ready, oldest_unacked, acked}'
     """
 
     async def load() -> tuple[list[BrokerStats], bool]:
@@ -132,12 +132,12 @@ def _pairs(stats: BrokerStats) -> list[tuple[str, str]]:
         subjects = number(subject.subjects, "subject")
         text = f"{subject.name}: {number(subject.messages)} stored in {subjects}, {number(subject.received)} received"
         pairs.append(("subjects", escape(visible(text))))
-    behind = [group for group in stats.groups if group.oldest is not None]
-    for group in sorted(behind, key=lambda one: one.oldest or stats.at)[:_MOST_SHOWN]:
+    behind = [group for group in stats.groups if group.oldest_unacked is not None]
+    for group in sorted(behind, key=lambda one: one.oldest_unacked or stats.at)[:_MOST_SHOWN]:
         more = "" if group.ready_exact else " or more"
         text = (
             f"{group.name}: {number(group.ready)}{more} ready, {number(group.in_flight)} in flight, "
-            f"{number(group.in_retry)} in retry; the oldest waits for {age_of(group.oldest)}"
+            f"{number(group.in_retry)} in retry; the oldest waits for {age_of(group.oldest_unacked)}"
         )
         pairs.append(("behind", escape(visible(text))))
     if not behind:

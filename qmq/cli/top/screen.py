@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 #: A broker that started so many seconds ago is said to have started.
 _JUST_STARTED: Final = 60
-#: The least width of names, and of the column that says why messages wait.
-_LEAST_NAME, _MOST_NAME, _WHY = 12, 200, 43
+#: The least width of names, and of the column that says why messages wait; the width that this has room for at most.
+_LEAST_NAME, _MOST_NAME, _LEAST_WHY, _MOST_WHY = 12, 200, 34, 64
 #: The most lines about brokers.
 _MOST_BROKERS: Final = 3
 
@@ -217,9 +217,9 @@ class View:
 
     def whole(self, width: int) -> Text:
         """Return all groups as lines, without what belongs to a screen."""
-        columns, name_width, has_why = fitting(width)
-        rows = [row(one, self.snapshot.at, columns, name_width, has_why) for one in self.groups]
-        lines = [*self._head(), self._columns(columns, name_width, has_why), *rows]
+        columns, name_width, why_width = fitting(width)
+        rows = [row(one, self.snapshot.at, columns, name_width, why_width) for one in self.groups]
+        lines = [*self._head(), self._columns(columns, name_width, why_width), *rows]
         if not rows:
             lines.append(Text(self._empty()))
         return Text("\n").join(lines)
@@ -276,10 +276,10 @@ class View:
         """Return the head of the table and the groups that have room, the chosen one among them."""
         groups, place, at = self.groups, self.place, self.snapshot.at
         self._top = min(max(self._top, place - self.page + 1, 0), place, max(len(groups) - self.page, 0))
-        columns, name_width, has_why = fitting(width)
-        lines = [self._columns(columns, name_width, has_why)]
+        columns, name_width, why_width = fitting(width)
+        lines = [self._columns(columns, name_width, why_width)]
         for index, group in enumerate(groups[self._top : self._top + self.page], self._top):
-            line = row(group, at, columns, name_width, has_why)
+            line = row(group, at, columns, name_width, why_width)
             if index == place:
                 line.stylize("reverse")
             lines.append(line)
@@ -294,13 +294,13 @@ class View:
             return "no broker answers"
         return "no groups yet: one begins when its first consumer comes"
 
-    def _columns(self, columns: Sequence[Column], name_width: int, has_why: bool) -> Text:
+    def _columns(self, columns: Sequence[Column], name_width: int, why_width: int) -> Text:
         line = Text()
         line.append(set_cell_size("GROUP", name_width), "bold underline" if self.sort == NAME else "bold")
         for column in columns:
             line.append(" " * (1 + column.width - len(column.head)))
             line.append(column.head, "bold underline" if column.letter == self.sort else "bold")
-        return line.append("  WHY", "bold") if has_why else line
+        return line.append("  WHY", "bold") if why_width else line
 
     def _about(self, width: int) -> list[Text]:
         """Return the lines about the chosen group."""
@@ -321,19 +321,21 @@ class View:
         return last
 
 
-def fitting(width: int) -> tuple[list[Column], int, bool]:
-    """Return the columns that fit a screen, the width of names, and whether there is room to say why."""
+def fitting(width: int) -> tuple[list[Column], int, int]:
+    """Return the columns that fit a screen, the width of names, and of the reasons (0: there is no room for them)."""
     columns, room = list(COLUMNS), width
     while columns and sum(column.width + 1 for column in columns) + _LEAST_NAME > width:
         columns.pop()
     room -= sum(column.width + 1 for column in columns)
-    has_why = room - _WHY - 2 >= 2 * _LEAST_NAME
-    if has_why:
-        room -= _WHY + 2
-    return columns, max(min(room, _MOST_NAME), 1), has_why
+    why = min(room - 2 - 2 * _LEAST_NAME, _MOST_WHY)
+    if why < _LEAST_WHY:
+        why = 0
+    else:
+        room -= why + 2
+    return columns, max(min(room, _MOST_NAME), 1), why
 
 
-def row(group: GroupNow, at: datetime, columns: Sequence[Column], name_width: int, has_why: bool) -> Text:
+def row(group: GroupNow, at: datetime, columns: Sequence[Column], name_width: int, why_width: int) -> Text:
     """Return the line of a group."""
     line = Text(cut(group.name, name_width))
     for column in columns:
@@ -341,7 +343,13 @@ def row(group: GroupNow, at: datetime, columns: Sequence[Column], name_width: in
         style = "bold red" if column.is_bad(group) else "dim" if text in ("0", "-") else ""
         line.append(" ")
         line.append(text.rjust(column.width), style)
-    return line.append(f"  {group.reason(at)}") if has_why else line
+    why = group.why(at)
+    return line.append(f"  {shortened(why.text, why_width)}") if why_width and why is not None else line
+
+
+def shortened(text: str, width: int) -> str:
+    """Return the beginning of a text in at most *width* characters; the line about the chosen group has all of it."""
+    return text if len(text) <= width else text[: width - 1] + "\N{HORIZONTAL ELLIPSIS}"
 
 
 def cut(name: str, width: int) -> str:
@@ -358,12 +366,12 @@ def cut(name: str, width: int) -> str:
 
 def about(group: GroupNow, at: datetime) -> str:
     """Say of a group in a sentence why it is behind, and what it follows; with its whole name."""
-    reason = group.reason(at)
+    why = group.why(at)
     parts = []
     if group.oldest is not None:
         parts.append(f"the oldest message has waited for {age(group.oldest_age(at))}")
-    if reason:
-        parts.append(reason)
+    if why is not None:
+        parts.append(why.text)
     if group.blocked:
         slots = number(group.blocked_slots, "slot")
         retrying = f", {group.blocked_retrying:,} of them in retry" if group.blocked_retrying else ""

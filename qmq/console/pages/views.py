@@ -143,7 +143,8 @@ async def overview(request: Request) -> Response:
 
 
 def _is_at_work(group: GroupNow, at: datetime) -> bool:
-    return group.reason(at) in ("", "consumers are at work")
+    why = group.why(at)
+    return why is None or why.is_good
 
 
 async def groups(request: Request) -> Response:

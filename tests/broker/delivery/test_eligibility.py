@@ -197,7 +197,7 @@ def test_pieces_of_one_retry_are_put_back_whole(tmp_path: Path) -> None:
     assert group.ledger is not None
     found = group.ledger.retries
     number = found.add(MessageRange(0, 0, 0, 0, 9), 1, 0, False, Failure("broke", 1, 0, 5, 5))
-    found.took(number, MessageRange(0, 0, 0, 3, 3))
+    found.took(number, MessageRange(0, 0, 0, 3, 3), 1)
     assert found.count == 6
     taken = found.take(3)
     found.put_back(taken)

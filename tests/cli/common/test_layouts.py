@@ -98,7 +98,7 @@ STATS: Final = qmq.BrokerStats(
     groups=[
         qmq.GroupStats(
             MANY, 20, MANY, 12, 1, 0, 4, 3, 3, name, AGO, "reliable", ["shop."], 2, ready, ready < 9, oldest, 17,
-            oldest, 5, AGO, 3, 0, 0, 0, 0, 0, 0
+            oldest, oldest, 3.0, AGO, 5, 0, AGO, None, 0, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0
         )
         for name, ready, oldest in (("billing", MANY, AGO), (LONG, 5, AGO), ("idle", 0, None))
     ],

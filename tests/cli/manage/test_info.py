@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
 import qmq
 from qmq.cli.manage import doctor
+from qmq.console.snapshot import make_snapshot
 from qmq.net.client.admin.results import ConsumerInfo, GroupInfo, SubjectInfo
 from qmq.net.client.failover.spool import Spool, SpooledDispositions
 from tests.broker_process import BrokerProcess, broker_process
 from tests.cli.commands import qmq as run
+from tests.console.made_up import broker_stats, group_stats
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
 
@@ -103,7 +107,55 @@ def group(name: str = "g", **changed: object) -> GroupInfo:
     ],
 )
 def test_what_is_wrong_with_a_group(changed: dict[str, object], codes: list[str]) -> None:
-    assert [code for _, code, _ in doctor._of_groups([group(**changed)], NOW)] == codes
+    assert [code for _, code, _ in doctor._of_groups([group(**changed)], {}, NOW)] == codes
+
+
+@pytest.mark.parametrize(
+    ("counted", "code", "text"),
+    [
+        (
+            {"crashes": 3, "crashed_messages": 1}, "consumers_crash",
+            "group g: consumers crash (3 sessions ended with this message in flight): see the log of its program; ",
+        ),
+        (
+            {"in_flight": 1, "held_since": NOW - timedelta(minutes=5)}, "held",
+            "group g: a consumer holds messages without an ack for 5m: see with `qmq consumers g` who has them, ",
+        ),
+        ({"failed_lately": 3}, "attempts_fail", "group g: most attempts fail: see the log of its program "),
+        ({}, "nothing_taken", "group g: consumers take nothing: see whether its program still pulls"),
+        (
+            {"in_flight": 2, "held": 3.0, "held_since": NOW}, "lag",
+            "group g lags: 5 messages ready, the oldest for 2h, all hands are full (handlers take 3s): add consumers, ",
+        ),
+        ({"consumers": 0, "ready": 0, "in_retry": 5, "returned": 2}, "nobody",
+         "group g has 2 messages to hand out again and 3 messages in retry, and no consumer: start one"),
+    ],
+)  # fmt: skip
+def test_a_group_that_is_behind_says_why(counted: dict[str, Any], code: str, text: str) -> None:
+    oldest = NOW - timedelta(hours=2)
+    known = {"ready": 5, "consumers": 1, "oldest_unacked": oldest, **counted}
+    snapshot = make_snapshot(1, NOW, [broker_stats(0, group_stats("g", **known))], {}, None)
+    info = group(**{name: known.get(name, 0) for name in ("ready", "consumers", "in_flight", "in_retry")})
+    (found,) = doctor._of_groups([replace(info, oldest=oldest)], snapshot.groups, NOW)
+    assert found[:2] == ("warning", code)
+    assert found[2].startswith(text), found[2]
+
+
+@pytest.mark.parametrize(
+    ("before_s", "after_s", "text"),
+    [
+        (-1, 1, None),
+        (-30, 1, None),  # the answer took long
+        (-1, 30, None),
+        (7, 9, "the broker's clock is 7s behind this machine's"),
+        (-90, -20, "the broker's clock is 20s ahead of this machine's"),
+    ],
+)
+def test_a_clock_is_wrong_only_beyond_the_time_of_the_answer(before_s: int, after_s: int, text: str | None) -> None:
+    clock = doctor._Clock(NOW + timedelta(seconds=before_s), NOW, NOW + timedelta(seconds=after_s))
+    found = list(doctor._of_clock(clock))
+    assert [code for _, code, _ in found] == ["clock"] * (text is not None)
+    assert text is None or found[0][2].startswith(text)
 
 
 def test_a_blocked_loop_is_named() -> None:

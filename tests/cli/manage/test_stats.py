@@ -22,7 +22,7 @@ def test_a_script_gets_all_of_it_in_one_object(tmp_path: Path) -> None:
         assert (row["received"], row["totals"]["delivered"]) == (5, 2)
         (group,) = row["groups"]
         assert (group["name"], group["ready"], group["in_flight"]) == ("billing", 3, 2)
-        assert group["oldest"].endswith("Z")
+        assert group["oldest_unacked"].endswith("Z")
         assert {one["name"]: one["count"] for one in row["durations"]}["send"] >= 1
         lines = [line.split("\t") for line in run("stats", server=broker.url).stdout.splitlines()]
         assert ["received", "5"] in lines

@@ -11,8 +11,10 @@ from tests.console.made_up import at, broker_stats, group_stats
 
 LONG = ("a-name-of-200-characters." * 8)[:199]
 GROUPS = (
-    group_stats("billing", consumers=12, ready=12_345_678, oldest=at(-86_400 * 3), in_flight=999, in_retry=17, dead=3),
-    group_stats("nobody", ready=42, oldest=at(-300), ready_exact=False),
+    group_stats(
+        "billing", consumers=12, ready=12_345_678, oldest_unacked=at(-86_400 * 3), in_flight=999, in_retry=17, dead=3
+    ),
+    group_stats("nobody", ready=42, oldest_unacked=at(-300), ready_exact=False),
     group_stats("mails", consumers=1),
     group_stats(LONG, consumers=1),
     group_stats("名前" * 20, consumers=1),
@@ -51,13 +53,15 @@ def test_eighty_columns_say_which_group_is_behind_since_when_and_why() -> None:
     assert lines[head].split()[1:] == [column.head for column in COLUMNS]
     assert lines[head + 1].split() == ["billing", "12.3M", "3d", "999", "17", "3", "0", "0", "0", "12"]
     assert lines[head + 2].split()[:3] == ["nobody", "42+", "6m"]
-    assert "billing: the oldest message has waited for 3d; consumers take nothing" in "\n".join(lines)
+    assert "billing: the oldest message has waited for 3d; consumers are at work" in "\n".join(lines)
     assert lines[-1].endswith("1-5 of 5")
     assert "no consumer is there" in View(snapshot()).draw(200, 24).plain
 
 
 def test_blocked_order_keys_are_named_below() -> None:
-    group = group_stats("pay", ready=3, oldest=at(0), consumers=2, blocked=3, blocked_slots=2, blocked_retrying=1)
+    group = group_stats(
+        "pay", ready=3, oldest_unacked=at(0), consumers=2, blocked=3, blocked_slots=2, blocked_retrying=1
+    )
     text = " ".join(View(snapshot(group)).draw(200, 24).plain.split())
     assert (
         "all wait: their keys are in flight or retry; 3 messages wait for 2 slots of order keys, 1 of them in retry"
@@ -67,7 +71,7 @@ def test_blocked_order_keys_are_named_below() -> None:
 
 
 def test_the_whole_name_of_the_chosen_group_is_shown_and_why_it_is_behind() -> None:
-    view = View(snapshot(group_stats(LONG, ready=1, oldest=at(0)), group_stats("b")))
+    view = View(snapshot(group_stats(LONG, ready=1, oldest_unacked=at(0)), group_stats("b")))
     text = press(view, "n").draw(80, 24).plain
     assert "\u2026" in text
     assert f"{LONG}: the oldest message has waited for 100s; no consumer is there" in text.replace("\n", "")
@@ -75,7 +79,7 @@ def test_the_whole_name_of_the_chosen_group_is_shown_and_why_it_is_behind() -> N
 
 @pytest.mark.parametrize("letter", LETTERS)
 def test_letters_and_arrows_sort_and_i_turns(letter: str) -> None:
-    values = {"ready": 5, "in_flight": 5, "in_retry": 5, "dead": 5, "consumers": 5, "oldest": at(0)}
+    values = {"ready": 5, "in_flight": 5, "in_retry": 5, "dead": 5, "consumers": 5, "oldest_unacked": at(0)}
     then = broker_stats(0, group_stats("a"), group_stats("z"))
     more = group_stats("z", **values, delivered=9, acked=9, nacked=9)
     now = make_snapshot(
@@ -104,7 +108,9 @@ def test_a_filter_is_typed_kept_and_taken_away() -> None:
 def test_the_chosen_group_stays_chosen_until_it_is_gone() -> None:
     view = press(View(snapshot()), "down")
     assert view.groups[view.place].name == "nobody"
-    view.take(snapshot(group_stats("a", oldest=at(0)), group_stats("b", oldest=at(1)), group_stats("nobody")))
+    view.take(
+        snapshot(group_stats("a", oldest_unacked=at(0)), group_stats("b", oldest_unacked=at(1)), group_stats("nobody"))
+    )
     assert view.place == 2
     view.take(snapshot(group_stats("a")))
     assert view.place == 0

@@ -208,7 +208,7 @@ class Admin:
 
             for broker in await client.admin.stats():
                 for group in broker.groups:
-                    print(group.name, group.ready, group.oldest, group.acked)
+                    print(group.name, group.ready, group.oldest_unacked, group.acked)
         """
         found = await self._listed(lambda admin: admin.stats())
         return [replace(stats, broker=broker) for broker, stats in found.items()]

@@ -38,9 +38,17 @@ class GroupStats(GroupTotals):
 
     ``ready``, ``in_flight``, ``in_retry``, ``dead``, ``delayed``, ``skipped`` and ``filtered`` are as in GroupInfo.
     ``at`` is when this was true: some seconds ago where thousands of groups are busy.
-    ``oldest``: when the oldest message that is not acknowledged (ready, in flight or in retry) was stored;
-    ``in_retry_oldest``: the same of those in retry alone, of some of them where they are very many;
-    ``in_flight_since``: when the oldest pull that is not acknowledged got its messages.
+    ``oldest_unacked``: when the oldest message that is ready, in flight or in retry was stored; ``in_retry_oldest``:
+    the same of failed ones in retry alone, of some of them where they are very many. ``returned`` of the messages in
+    retry have not failed: they were released, or a consumer was lost, or they are sent again. ``retry_due``: when the
+    next message in retry is due; None where one is due now, or there is none.
+    ``in_flight_since``: when the oldest pull that is not acknowledged got its messages; ``held_since``: since when a
+    consumer has had messages and handled none of them, the longest such time; ``held``: seconds for which messages are
+    in flight, at the slowest consumer lately. ``last_pull``: when a consumer last got messages. These are None where
+    unknown.
+    ``crashes``: how many sessions of consumers ended within 10 minutes with the same ``crashed_messages`` in flight,
+    which still wait. ``failed_lately``: attempts that failed within a minute, and ``acked_lately`` messages were acked
+    meanwhile.
     ``blocked``: how many of the ready messages wait for an earlier one of their order key, in ``blocked_slots`` slots;
     of ``blocked_retrying`` of these the earlier message is in retry, of the others in flight.
     """
@@ -52,11 +60,20 @@ class GroupStats(GroupTotals):
     consumers: int
     ready: int
     ready_exact: bool
-    oldest: datetime | None
+    oldest_unacked: datetime | None
     in_flight: int
     in_flight_since: datetime | None
+    held_since: datetime | None
+    held: float | None
+    last_pull: datetime | None
     in_retry: int
+    returned: int
     in_retry_oldest: datetime | None
+    retry_due: datetime | None
+    crashes: int
+    crashed_messages: int
+    failed_lately: int
+    acked_lately: int
     dead: int
     delayed: int
     skipped: int
@@ -182,8 +199,9 @@ _SAME: Final = (
     "dropped_messages", "lost_messages", "skipped_messages",
 )  # fmt: skip
 _TIMES: Final = {
-    "at_us": "at", "oldest_us": "oldest", "in_flight_since_us": "in_flight_since",
-    "in_retry_oldest_us": "in_retry_oldest",
+    "at_us": "at", "oldest_unacked_us": "oldest_unacked", "in_flight_since_us": "in_flight_since",
+    "held_since_us": "held_since", "last_pull_us": "last_pull", "in_retry_oldest_us": "in_retry_oldest",
+    "retry_due_us": "retry_due",
 }  # fmt: skip
 
 
@@ -192,6 +210,8 @@ def group_stats_of(columns: Sequence[str], row: Sequence[Any]) -> GroupStats:
     fields = dict(zip(columns, row, strict=True))
     for name, attribute in _TIMES.items():
         fields[attribute] = time_of(fields.pop(name))
+    held_us = fields.pop("held_us")
+    fields["held"] = None if held_us is None else held_us / 1e6
     return GroupStats(name=fields.pop("group"), **fields)
 
 
