@@ -51,6 +51,7 @@ from qmq.broker.ports.commands import (
     ListBatches,
     ListSegments,
     ListSubjects,
+    Moved,
     Now,
     Pull,
     ReadDone,
@@ -103,7 +104,18 @@ from qmq.format.layout import DELAY_PARTITION
 from qmq.storage.store import NotInMemory, PartitionDamage, Store
 
 #: Commands that are not refused, as no client waits for their answer.
-_WITHOUT_ANSWER: Final = (Synced, SyncBroken, ReadDone, Checked, Fetched, InfoFound, Connected, Disconnected, Withdraw)
+_WITHOUT_ANSWER: Final = (
+    Synced,
+    SyncBroken,
+    ReadDone,
+    Checked,
+    Fetched,
+    InfoFound,
+    Connected,
+    Moved,
+    Disconnected,
+    Withdraw,
+)
 #: Commands that need no right.
 _NOT_OF_CLIENTS: Final = frozenset(_WITHOUT_ANSWER) - {Withdraw}
 #: Commands that a stopping broker refuses, beside sends.
@@ -182,6 +194,7 @@ class CommandDispatch:
                 else failed(command.connection, command.request, command.failure)
             ),
             Connected: self._connected,
+            Moved: lambda command, now: delivery.moved(command.connection),
             Disconnected: self._disconnected,
         }
         self._read_done: dict[Asker, Callable[[ReadDone, Now], object]] = {
@@ -258,7 +271,7 @@ class CommandDispatch:
         parts.log_reads.disconnected(connection)
         parts.finds.disconnected(connection)
         parts.traces.disconnected(connection)
-        parts.delivery.disconnected(connection, by_client=command.by_client)
+        parts.delivery.disconnected(connection, by_client=command.by_client, has_read_all=command.has_read_all)
         parts.records.disconnected(connection)
         parts.intake.disconnected(connection)
         parts.hand_overs.disconnected(connection)

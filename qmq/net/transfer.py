@@ -20,18 +20,22 @@ _NOT_SENT: Final = struct.Struct("=144xI")
 class Transfer:
     """Watches the bytes of one connection in both directions, by the counts that its owner has, and by the system's."""
 
-    __slots__ = ("_arrived", "_sent")
+    __slots__ = ("_arrived", "_sent", "is_under_way")
 
     def __init__(self) -> None:
+        #: Whether there was anything to move at the last call.
+        self.is_under_way = False
         self._arrived = self._sent = 0
 
-    def has_moved(self, transport: asyncio.Transport | None, arrived: int) -> bool:
-        """Return whether bytes of a transfer that is not done have moved since the last call. *arrived*: those of an
+    def moved(self, transport: asyncio.Transport | None, arrived: int) -> int:
+        """Return how many bytes of transfers that are not done have moved since the last call. *arrived*: those of an
         incomplete frame that are there.
         """
         sent, is_sending = _sent_of(transport) if transport is not None else (0, False)
-        moved = (is_sending and sent != self._sent) or (arrived > 0 and arrived != self._arrived)
+        moved = abs(sent - self._sent) if is_sending else 0
+        moved += abs(arrived - self._arrived) if arrived else 0
         self._sent, self._arrived = sent, arrived
+        self.is_under_way = is_sending or arrived > 0
         return moved
 
 

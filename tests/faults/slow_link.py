@@ -23,9 +23,13 @@ class _Pace:
 
 
 class SlowLink:
-    """Listens on a port of its own and relays to *port*. ``up`` and ``down`` count the bytes that it has passed on."""
+    """Listens on a port of its own and relays to *port*. ``up`` and ``down`` count the bytes that it has passed on.
 
-    def __init__(self, port: int, bytes_per_s: float) -> None:
+    Of more than *most* connections it takes all that they send, and passes on nothing.
+    """
+
+    def __init__(self, port: int, bytes_per_s: float, most: int = 1_000) -> None:
+        self._most = most
         self.up = self.down = self.connections = 0
         self._port = port
         self._paces = _Pace(bytes_per_s), _Pace(bytes_per_s)
@@ -57,6 +61,9 @@ class SlowLink:
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
+        if self.connections > self._most:
+            self._writers.append(writer)
+            return
         sock = socket.socket()
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER_BYTES)
         sock.setblocking(False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,6 +13,7 @@ import pytest
 import qmq
 from qmq.net.client import broker_link, connection
 from qmq.net.client.consumer import pull
+from qmq.net.server import slow_transfers
 from tests.broker_process import running
 from tests.faults.slow_link import SlowLink
 
@@ -70,6 +72,49 @@ async def test_a_pull_gets_what_arrives_slowly(tmp_path: Path, mode: str) -> Non
         async with qmq.connect(url) as client:
             (group,) = await client.admin.groups()
             assert group.skipped == 0
+
+
+async def test_what_is_lost_on_its_way_is_little_and_counted(tmp_path: Path) -> None:
+    """The link is cut in the middle of an answer: an at_most_once group gets none of its messages again."""
+    async with slow_link(tmp_path) as (link, url):
+        async with qmq.connect(url) as client:
+            for _ in range(8):
+                await client.send("s.x", os.urandom(BODY_BYTES))
+        pulled = 0
+        async with (
+            qmq.connect(link.url) as client,
+            client.subscribe("s.", group="g", mode="at_most_once") as consumer,
+        ):
+            pulled += len(await consumer.pull(100))
+            pulling = asyncio.ensure_future(consumer.pull(100))
+            before = link.down
+            while link.down < before + BODY_BYTES // 4:  # noqa: ASYNC110  # there is no event for it
+                await asyncio.sleep(0.01)
+            link.cut()
+            pulled += len(await pulling)
+            while pulled < 7:
+                pulled += len(await consumer.pull(100))
+        async with qmq.connect(url) as client:
+            (group,) = await client.admin.groups()
+            assert (pulled, group.skipped) == (7, 1)
+
+
+async def test_a_consumer_whose_answer_comes_in_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its heartbeats are stuck, and one message takes longer than the session timeout."""
+    monkeypatch.setattr(slow_transfers, "LOOK_S", 0.1)
+    async with (
+        running(tmp_path, session_timeout_ms=1_000) as broker,
+        SlowLink(broker.address[1], BYTES_PER_S, most=1) as link,
+    ):
+        async with qmq.connect(broker.url) as client:
+            await client.send("s.x", bytes(3 * BODY_BYTES))
+        async with qmq.connect(link.url) as client, client.subscribe("s.", group="g") as consumer:
+            (message,) = await consumer.pull(timeout=0.2)
+            message.ack()
+            await consumer.flush()
+            assert link.connections > 1
+        async with qmq.connect(broker.url) as client, client.subscribe("s.", group="g") as consumer:
+            assert not await consumer.pull(timeout=0)
 
 
 async def test_a_list_takes_as_long_as_its_bytes_move(tmp_path: Path) -> None:

@@ -108,6 +108,8 @@ class Delivery:
     def unsubscribe(self, connection: int, number: int) -> None:
         """Remove a subscription; its waiting pulls are answered with no messages."""
         subscription = self.subscriptions.known(connection, number)
+        if subscription.is_withdrawn:
+            self._count_lost(subscription)
         self._answer_waiting_pulls(subscription)
         self.tracker.leave(subscription)
         self.subscriptions.leave(subscription)
@@ -129,8 +131,24 @@ class Delivery:
                 self._server.refuse(waiting, follows_none(group, waiting.subscription.asked))
         self.arrivals.make_ready(subject_filter for subject_filter in group.filters.values() if subject_filter.waiting)
 
-    def disconnected(self, connection: int, *, by_client: bool) -> None:
-        """Remove the pulls and subscriptions of a closed connection. *by_client*: its client's system closed it."""
+    def moved(self, connection: int) -> None:
+        """Note that the client of a connection lives."""
+        for subscription in self.subscriptions.of_connection(connection):
+            self.tracker.lives(subscription)
+
+    def _count_lost(self, subscription: Subscription) -> None:
+        """Count messages of an at_most_once group that may not have arrived; nobody gets them again."""
+        if subscription.unconfirmed:
+            subscription.group.skipped += subscription.unconfirmed
+            subscription.group.dirty = True
+
+    def disconnected(self, connection: int, *, by_client: bool, has_read_all: bool) -> None:
+        """Remove the pulls and subscriptions of a closed connection. *by_client*: its client's system closed it.
+        *has_read_all*: it has taken all answers.
+        """
+        if not has_read_all:
+            for subscription in self.subscriptions.of_connection(connection):
+                self._count_lost(subscription)
         for waiting in self.waiting.of(connection):
             self.waiting.remove(waiting)
         self.subscriptions.disconnected(connection)
@@ -142,6 +160,7 @@ class Delivery:
     def pull(self, pull: Pull, now_us: int) -> None:
         """Answer a pull at once, or let it wait."""
         subscription = self.subscriptions.get(pull.connection, pull.subscription)
+        subscription.unconfirmed, subscription.is_withdrawn = 0, False
         if not pull.max_count >= 1 or pull.min_count > pull.max_count or not pull.max_bytes:
             raise InvalidOption(
                 f"a pull asks for {pull.min_count} to {pull.max_count} messages in {pull.max_bytes} bytes; "
@@ -167,6 +186,9 @@ class Delivery:
         waiting = self.waiting.get(command.connection, command.pull_request)
         if waiting is not None:
             self._server.answer_empty(waiting)
+            return
+        for subscription in self.subscriptions.of_connection(command.connection):
+            subscription.is_withdrawn = True  # it matters to one with an answer on its way
 
     def refuse_waiting_pulls(self, error: QmqError) -> None:
         """Answer every waiting pull with an error, since the broker stops."""

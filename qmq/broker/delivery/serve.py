@@ -295,6 +295,8 @@ class PullServer:
                 for lane in subject_filter.with_lanes():
                     lane.reads.clear()
             self._note_handed(subscription, selection.by_rank)
+            if subscription.group.mode == AT_MOST_ONCE:
+                subscription.unconfirmed = selection.count if filtered_parts is None else filtered_parts.matched
         left_us = self._left_us(subscription)
         fields = buffers, size, selection.count, left_us, ranges, _tags_of(subscription)
         self._effects.append(PulledMessages(pull.connection, pull.request, *fields))

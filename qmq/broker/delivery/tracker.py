@@ -144,6 +144,12 @@ class DeliveryTracker:
         self._programs.pop(connection, None)
         self.members.disconnected(connection, self.now, by_client=by_client)
 
+    def lives(self, subscription: Subscription) -> None:
+        """Note that a consumer lives, unless another one has taken over."""
+        member = subscription.member
+        if member is not None and member.epoch == subscription.epoch:
+            member.seen_us = self.now.monotonic_us
+
     def ack(self, subscription: Subscription, intervals: tuple[int, ...]) -> int:
         """Ack delivery sequences; return how many were refused. Raises Fenced and InvalidOption."""
         ledger, member = self._caller(subscription)

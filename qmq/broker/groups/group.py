@@ -576,8 +576,8 @@ class Subscription:
     """One consumer of a group, or a solo consumer, on one connection."""
 
     __slots__ = (
-        "asked", "connection", "consumer", "filters", "group", "epoch", "member", "name", "number", "plain_at", "share",
-        "turn",
+        "asked", "connection", "consumer", "filters", "group", "epoch", "is_withdrawn", "member", "name", "number",
+        "plain_at", "share", "turn", "unconfirmed",
     )  # fmt: skip
 
     def __init__(
@@ -597,6 +597,10 @@ class Subscription:
         #: The consumer in its group; None for a solo consumer, and in an at_most_once group.
         self.member: Member | None = None
         self.epoch = 0
+        #: In an at_most_once group: the messages of the last answer, until the next pull says that it has arrived, and
+        #: whether that answer's pull was withdrawn afterwards.
+        self.unconfirmed = 0
+        self.is_withdrawn = False
         #: The part of the group's retries that it may have; None until a pull needs it.
         self.share: ConsumerShare | None = None
         #: The version of the group's ledger at which its next pull was known to be plain; -1: never.

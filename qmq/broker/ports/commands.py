@@ -319,15 +319,22 @@ class Connected(NamedTuple):
     unanswered: Unanswered | None = None
 
 
+class Moved(NamedTuple):
+    """Bytes of answers or requests move on the connection, so its client lives."""
+
+    connection: int
+
+
 class Disconnected(NamedTuple):
     """The connection is closed: its pulls and subscriptions end. *for_good*: its token has ended, so what its consumers
     have in flight is handed out again at once. *by_client*: the client or its system closed it, so the process may have
-    ended; else the broker did, or the network lost it.
+    ended; else the broker did, or the network lost it. *has_read_all*: its client's system has taken all answers.
     """
 
     connection: int
     for_good: bool = False
     by_client: bool = False
+    has_read_all: bool = False
 
 
 # --- from the daemon --------------------------------------------------------------------------------------------------
@@ -403,6 +410,7 @@ Command = (
     | TraceMessage
     | TraceConsumer
     | Connected
+    | Moved
     | Disconnected
     | Synced
     | SyncBroken

@@ -439,6 +439,8 @@ class Link:
         now, connection, sending = self._loop.time(), self.connection, self._sending
         if connection is not None and (seconds := connection.look(now)):
             sending.moved(now, seconds)
+            if connection.arrived and self._heartbeat is not None:
+                self._heartbeat.heard(0.0)  # the broker knows, as the system tells it that its bytes arrive
         sending.expire(now)
         self._owner.batch_ended()
         if connection is not None:

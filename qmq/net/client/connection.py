@@ -350,7 +350,7 @@ class BrokerConnection(asyncio.BufferedProtocol):
 
     def look(self, now: float) -> float:
         """Return for how many seconds bytes on their way have moved, since it was seen last; 0.0: they stand still."""
-        if not self._transfer.has_moved(self._transport, self.arrived):
+        if not self._transfer.moved(self._transport, self.arrived):
             return 0.0
         before, self.moved_at = self.moved_at, now
         return now - before if now - before <= STILL_AFTER else 0.001

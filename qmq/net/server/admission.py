@@ -53,6 +53,12 @@ class Admission:
         self._requests += more
         self.total += more * REQUEST_BYTES
 
+    def moved(self, connection: ClientConnection, now: float) -> None:
+        """Record that the bytes of *connection* move: it is behind from now on only."""
+        for sizes in (self._frames, self._answers):
+            if connection in sizes:
+                sizes[connection] = sizes.pop(connection)[0], now
+
     def forget(self, connection: ClientConnection) -> None:
         """Forget a connection that is closed, with its frame and its answers."""
         self._set(self._frames, connection, 0, 0)

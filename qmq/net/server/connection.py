@@ -16,6 +16,7 @@ from qmq.net.server.login.logins import Login
 from qmq.net.server.options import internal_error
 from qmq.net.server.receive_buffer import RECEIVE_BUFFER_BYTES, PartialFrame, ReceiveBuffer
 from qmq.net.server.write_queue import PIECE_BYTES, Buffer, UnsentBytes
+from qmq.net.transfer import Transfer
 
 log = logging.getLogger("qmq.server")
 
@@ -80,6 +81,9 @@ class Hub(Protocol):
     def unread(self, connection: ClientConnection, size: int) -> None:
         """Record how many bytes of answers *connection* has not read."""
 
+    def large_answer(self, connection: ClientConnection) -> None:
+        """Watch whether the client reads an answer that the system may take at once."""
+
     def write_soon(self, connection: ClientConnection) -> None:
         """Call the connection's ``write_on`` in turn with others."""
 
@@ -109,7 +113,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         "_began", "_costs_s", "_hub", "_is_aborted", "_most", "_unsent", "_stops", "_transport", "partial_frame",
         "_unread", "acked", "address", "answers", "app", "audits", "by_client", "certificate_name", "client", "ended",
         "for_good", "greeted", "in_flight", "listings", "login", "name", "number", "opened_us", "peer", "deferred",
-        "pulls", "sends", "took_s",
+        "_transfer", "has_read_all", "pulls", "sends", "took_s",
     )  # fmt: skip
 
     def __init__(self, hub: Hub, number: int) -> None:
@@ -118,6 +122,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._stops = 0
         self._most = _LITTLE
         self._unread = False  # the system has not taken all of the answers
+        self._transfer = Transfer()
         self._unsent = UnsentBytes()  # answers that were not given to the system yet
         self._transport: asyncio.Transport | None = None
         self.number = number
@@ -140,6 +145,8 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._is_aborted = False
         #: changes of an administrator that wait for their answers, by request
         self.audits: dict[int, str] = {}
+        #: its client's system has taken all answers but the error that ends it
+        self.has_read_all = False
         #: the last frame was sent, or the client is gone
         self.ended = False
         #: requests without an answer, and the numbers of those that list subjects
@@ -295,6 +302,13 @@ class ClientConnection(asyncio.BufferedProtocol):
         """Return how many bytes of its answers the system has not taken."""
         return self._transport.get_write_buffer_size() + self._unsent.size if self._transport is not None else 0
 
+    def moved_bytes(self) -> int | None:
+        """Return how many bytes of unread answers and of an incomplete frame have moved since the last call; None if
+        there are none to move.
+        """
+        moved = self._transfer.moved(self._transport, self.partial_frame.arrived)
+        return moved if self._transfer.is_under_way else None
+
     def read_little(self) -> None:
         """Read in small parts until many frames were valid."""
         self._most = _LITTLE
@@ -323,6 +337,8 @@ class ClientConnection(asyncio.BufferedProtocol):
         if self.ended or self._transport is None:
             return
         size = sum(map(len, answers))
+        if size > _JOIN_ALL_BELOW:
+            self._hub.large_answer(self)
         if self._unsent.size or size > PIECE_BYTES:
             self._unsent.add(answers, size)
             if not self._unread:
@@ -372,6 +388,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             return
         log.debug("connection %d of %s ends: %s", self.number, self.shown, error)
         if not self._transport.is_closing():
+            self.has_read_all = self.moved_bytes() is None
             self.answers.append(encode_error(0, error))
             self.write()
             if size := self._unsent.size:

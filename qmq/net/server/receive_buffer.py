@@ -37,6 +37,11 @@ class PartialFrame:
         self.whole: memoryview | None = None
         self.filled = 0
 
+    @property
+    def arrived(self) -> int:
+        """How many bytes of it are held outside of the receive buffer."""
+        return self.filled if self.whole is not None else len(self.part)
+
     def set_buffered(self, size: int) -> None:
         """Record that *size* bytes are held for it outside of the receive buffer."""
         if size != self.buffered:

@@ -33,6 +33,7 @@ from qmq.net.server.options import BrokerRules, ClientInfo, ServerOptions, inter
 from qmq.net.server.receive_buffer import ReceiveBuffer
 from qmq.net.server.replies import DiskWork, ReplyWriter
 from qmq.net.server.requests import decode_hello, decode_request
+from qmq.net.server.slow_transfers import LEAST_BYTES, SlowTransfers
 from qmq.net.server.small_frames import SmallFrames
 from qmq.net.server.timeouts import ConnectionTimeouts
 from qmq.net.server.tls import Handshakes, TlsChannel
@@ -95,8 +96,9 @@ class Server:
         self.max_inflight_bytes = options.max_inflight_bytes
         self._acceptors: list[Acceptor] = []
         self._silent = ConnectionTimeouts(self._loop, options.first_frame_timeout_ms / 1_000, self._no_first_frame)
-        self._lingering = ConnectionTimeouts(self._loop, LINGER_S, ClientConnection.abort)
+        self._lingering = ConnectionTimeouts(self._loop, LINGER_S, self._lingered)
         self._admission = Admission(options.max_buffered_bytes, ClientConnection.unread_bytes)
+        self._slow_transfers = SlowTransfers(self._loop, self._admission, self._bytes_moved)
         self._served = 0  # frames of clients
         self._deferred = DeferredRequests(self._hand_in)
         self._write_queue = WriteQueue(self._loop.call_soon)
@@ -346,6 +348,7 @@ class Server:
             self._handshakes.close()
         self._silent.close()
         self._lingering.close()
+        self._slow_transfers.close()
         self._throttle.close()
         self._cancel_timer()
 
@@ -454,12 +457,24 @@ class Server:
     def buffered(self, connection: ClientConnection, size: int) -> None:
         """Record how many bytes of an incomplete frame *connection* holds."""
         self._admission.frame(connection, size, self._loop.time())
+        if size:
+            self._slow_transfers.watch(connection)
 
     def unread(self, connection: ClientConnection, size: int) -> None:
         """Record how many bytes of answers *connection* has not read; at 0, continue with its deferred requests."""
         self._admission.answers(connection, size, self._loop.time())
+        if size:
+            self._slow_transfers.watch(connection)
         if not size and self._deferred.resume(connection):
             self._turn_soon()
+
+    def large_answer(self, connection: ClientConnection) -> None:
+        """Watch whether *connection* reads an answer that the system may take at once."""
+        self._slow_transfers.watch(connection)
+
+    def _bytes_moved(self, connection: ClientConnection) -> None:
+        if connection.number in self._connections:
+            self._handle(commands.Moved(connection.number))
 
     def write_soon(self, connection: ClientConnection) -> None:
         """Have *connection* write its next piece in turn with others."""
@@ -480,6 +495,13 @@ class Server:
     def lingers(self, connection: ClientConnection) -> None:
         """Close *connection* after LINGER_S."""
         self._lingering.add(connection)
+
+    def _lingered(self, connection: ClientConnection) -> None:
+        """Close a connection once its client has read the last frame, or reads no more."""
+        if (connection.moved_bytes() or 0) >= LEAST_BYTES:
+            self._lingering.add(connection)
+        else:
+            connection.abort()
 
     def _no_first_frame(self, connection: ClientConnection) -> None:
         limit = self._options.first_frame_timeout_ms / 1_000
@@ -589,7 +611,8 @@ class Server:
         connection.deferred.clear()
         self._audit.left(connection)
         self._admission.requests(-connection.in_flight)
-        self._handle(commands.Disconnected(connection.number, connection.for_good, connection.by_client))
+        how = connection.for_good, connection.by_client, connection.has_read_all
+        self._handle(commands.Disconnected(connection.number, *how))
         self._turn_soon()
 
     def closed(self, connection: ClientConnection) -> None:

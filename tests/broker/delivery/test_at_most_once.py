@@ -10,7 +10,16 @@ from typing import Any
 
 import pytest
 
-from qmq.broker.ports.commands import Ack, Administer, DispositionRange, HandBack, Subscribe
+from qmq.broker.ports.commands import (
+    Ack,
+    Administer,
+    Disconnected,
+    DispositionRange,
+    HandBack,
+    Subscribe,
+    Unsubscribe,
+    Withdraw,
+)
 from qmq.broker.ports.effects import Administered, PulledMessages, Refused, Subscribed
 from qmq.errors import InvalidOption, SyncFailed
 from tests.broker.harness import Driven, bodies_of, runs_of_answer
@@ -70,6 +79,50 @@ def test_a_crash_skips_a_block_and_a_stop_nothing(tmp_path: Path, prefixes: tupl
     again = skipped(driven)
     stopped(driven)
     assert skipped(driven) == again
+    driven.close()
+
+
+def test_an_answer_that_no_pull_has_confirmed_is_counted_when_its_connection_ends(tmp_path: Path) -> None:
+    driven = filled(tmp_path, 20)
+    subscription = joined(driven, "a.")
+    assert len(taken(driven, subscription, 5)) == 5
+    assert len(taken(driven, subscription, 3)) == 3  # this pull says that the five have arrived
+    driven.do(Disconnected(1))
+    assert skipped(driven) == 3
+    subscription = joined(driven, "a.")
+    assert len(taken(driven, subscription, 2)) == 2
+    assert driven.do(driven.pull_command(subscription, max_count=1, min_count=1, timeout_ms=0))
+    assert len(taken(driven, subscription)) == 9
+    assert driven.do(driven.pull_command(subscription, timeout_ms=60_000)) == []  # it waits, and has the others
+    driven.do(Disconnected(1))
+    assert skipped(driven) == 3
+    stopped(driven)
+    assert skipped(driven) == 3
+    driven.close()
+
+
+def test_an_answer_that_the_clients_system_has_or_that_its_consumer_has_left_with_is_not_counted(
+    tmp_path: Path,
+) -> None:
+    driven = filled(tmp_path, 20)
+    assert len(taken(driven, joined(driven, "a."), 5)) == 5
+    driven.do(Disconnected(1, has_read_all=True))
+    subscription = joined(driven, "a.")
+    assert len(taken(driven, subscription, 5)) == 5
+    driven.do(Unsubscribe(1, driven.request(), subscription))
+    driven.do(Disconnected(1))
+    assert skipped(driven) == 0
+    driven.close()
+
+
+def test_an_answer_that_crosses_the_end_of_its_pull_and_of_its_consumer_is_counted(tmp_path: Path) -> None:
+    driven = filled(tmp_path, 20)
+    subscription = joined(driven, "a.")
+    pull = driven.pull_command(subscription, max_count=4)
+    driven.do(pull)
+    driven.do(Withdraw(1, pull.request))
+    driven.do(Unsubscribe(1, driven.request(), subscription))
+    assert skipped(driven) == 4
     driven.close()
 
 

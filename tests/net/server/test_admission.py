@@ -54,6 +54,17 @@ def test_the_connection_behind_for_longest_ends_whatever_its_size(first: str) ->
     assert peers.over() is None
 
 
+def test_one_whose_bytes_move_is_behind_from_then_on_only() -> None:
+    peers = Peers(100)
+    peers.answers("a", 50, 1)
+    peers.frame("b", 50, 2)
+    peers.admission.moved(cast(ClientConnection, "a"), 3)
+    peers.admission.moved(cast(ClientConnection, "none"), 3)
+    assert peers.admission.total == 100
+    peers.frame("c", 60, 4)
+    assert [peers.over(), peers.over()] == ["b", "a"]
+
+
 def test_growth_does_not_restart_the_time_behind_and_completion_does() -> None:
     peers = Peers(100)
     peers.answers("a", 10, 1)

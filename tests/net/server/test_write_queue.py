@@ -110,7 +110,7 @@ class Hubs:
     def leave(self, connection: ClientConnection) -> None:
         pass
 
-    lingers = leave
+    lingers = large_answer = leave
 
     # --- called by the transport ---
 
