@@ -346,6 +346,18 @@ OF_ORDER: Final = (
         _CLIENT,
     ),
     Mutant(
+        "set aside about a second of work of a busy slot",
+        "OrderTurns.begin",
+        instead("len(turn.aside) >= fits", "False"),
+        ("tests/net/client/consumer/test_order_turns.py",),
+    ),
+    Mutant(
+        "release what was set aside when a run stops",
+        "MessageFeed.take_rest",
+        instead("self._turns.take()", "()"),
+        ("tests/net/client/consumer/test_order_turns.py",),
+    ),
+    Mutant(
         "skip in a loop what goes back",
         "MessageFeed._open_messages",
         always("not run.in_flight.goes_back(number)"),

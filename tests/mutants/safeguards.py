@@ -507,6 +507,18 @@ SAFEGUARDS: Final = (
         ("tests/net/client/consumer/test_early_releases.py",),
     ),
     Mutant(
+        "have a client that is closed leave its consumers",
+        "MessageFeed.enter",
+        skip("self._consumers.add(self)"),
+        ("tests/net/client/test_open_consumers.py",),
+    ),
+    Mutant(
+        "tell each task that takes messages of refused acks",
+        "MessageFeed.flush",
+        instead("self._reported.get(taker, self._reported_to_any)", "self._reported_to_any"),
+        ("tests/net/client/consumer/test_flush.py",),
+    ),
+    Mutant(
         "wait for all pieces of a disposition",
         "NackSender._deliver",
         skip("one.outcome.left += 1"),

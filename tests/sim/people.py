@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Final, NamedTuple, Protocol
 
 import qmq
@@ -231,10 +232,19 @@ class Consuming:
         elif kind < 0.95:
             if given.is_open:
                 self.copies.going_back(given.copy, given.holder)
-            given.message.release()
+            await self._release(given.message)
         else:
             self.copies.may_be_dead.add(given.number)
             await self._told("reject", given.message.reject("nobody can"))
+
+    async def _release(self, message: Message) -> None:
+        after = self.chance.choice((None, None, 0.0, 0.2))
+        if self.chance.random() < 0.6:
+            message.release(after)
+            return
+        with suppress(qmq.Retry):
+            async with message:
+                raise qmq.Retry("not yet", after=after, counts=False)
 
     async def _nack(self, given: Given) -> None:
         delay, attempt = self.chance.choice((None, None, 0.0, 0.2)), given.message.attempt

@@ -137,7 +137,7 @@ class Worker:
 
     def _begin_back(self, sequence: int) -> None:
         disposition = self.chance.choice((Disposition.NACK, Disposition.NACK, Disposition.RELEASE, Disposition.REJECT))
-        delay_us = self.chance.choice((None, None, 0, 200_000)) if disposition is Disposition.NACK else None
+        delay_us = None if disposition is Disposition.REJECT else self.chance.choice((None, None, 0, 200_000))
         if disposition is Disposition.REJECT and self.chance.random() < 0.7:
             disposition = Disposition.RELEASE
         assert self.in_flight is not None

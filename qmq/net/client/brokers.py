@@ -20,7 +20,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from hashlib import blake2b
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from qmq.errors import ConnectionLost, InvalidOption, QmqError, UsageError
 from qmq.format.layout import PRODUCER_ID_SIZE
@@ -113,6 +113,13 @@ _LEFT_OPEN: Final = (
 AWAY_AFTER: Final = 5.0
 
 
+class OpenConsumer(Protocol):
+    """A consumer that has subscribed."""
+
+    async def leave(self, error: BaseException | None, *, closes: bool = False) -> None:
+        """Have acks confirmed, as far as there is time, and unsubscribe."""
+
+
 class Brokers:
     """All brokers of a client, in the order of its addresses. It belongs to one event loop; call ``open`` first."""
 
@@ -143,6 +150,8 @@ class Brokers:
         )
         self._listeners: list[asyncio.Future[None]] = []  # that wait for a batch to end
         self._moving: asyncio.TimerHandle | None = None
+        #: The consumers that are subscribed.
+        self.consumers: set[OpenConsumer] = set()
         #: Hands failed messages to another broker when their own is lost.
         self.handover = HandoverClient(self.links, options.failover_after)
         self._unconnected_since: dict[Link, float] = {}
@@ -241,6 +250,10 @@ class Brokers:
         for link in self.links:
             link.close(error, later)
 
+    async def leave_consumers(self, error: BaseException | None) -> None:
+        """Leave the consumers that the program has left open, so that their acks arrive."""
+        await asyncio.gather(*(consumer.leave(error, closes=True) for consumer in tuple(self.consumers)))
+
     async def aclose(self) -> None:
         """Close all links, as the program wants it, and wait for the connections to end."""
         connections = [link.connection for link in self.links if link.connection is not None]
@@ -269,10 +282,12 @@ class Brokers:
         sent = self._loop.create_future()
         self.outcomes.flush(sent)
         self.want_turn()
+        leaving = self._loop.create_task(self.leave_consumers(None), name="qmq-leave")
         until = self._loop.time() + LEFT_OPEN_FLUSH
-        while not sent.done() and (left := until - self._loop.time()) > 0:
+        while not (sent.done() and leaving.done()) and (left := until - self._loop.time()) > 0:
             with suppress(asyncio.CancelledError):
-                await asyncio.wait([sent], timeout=left)
+                await asyncio.wait([sent, leaving], timeout=left)
+        leaving.cancel()
         connections = [link.connection for link in self.links if link.connection is not None]
         self.was_left_open = True
         self.close(ConnectionLost(_LEFT_OPEN), UsageError("the client is closed; call connect for another"))

@@ -121,7 +121,8 @@ class Client:
         return self
 
     async def close(self) -> None:
-        """Send all queued messages, then close, as the end of ``async with`` does; do nothing if it is closed.
+        """Leave the consumers that are open, send all queued messages, then close, as the end of ``async with`` does;
+        do nothing if it is closed.
 
         Raises SendFailed if some messages could not be sent.
         """
@@ -131,15 +132,19 @@ class Client:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Send all queued messages, then close. Raises SendFailed if some failed, unless the block ends by an error."""
+        """Leave the consumers that are open, send all queued messages, then close. Raises SendFailed if some failed,
+        unless the block ends by an error.
+        """
         try:
             if self._brokers.was_left_open:
                 pass  # the program, or its loop, is at its end
             elif error is None:
+                await self._brokers.leave_consumers(None)
                 await self.flush()
             elif self._brokers.is_open:
                 try:
                     async with asyncio.timeout(None if isinstance(error, Exception) else CANCELLED_FLUSH):
+                        await self._brokers.leave_consumers(error)
                         await self.flush()
                 except (QmqError, TimeoutError) as failure:
                     log.error("while the client closed because of %r: %r", error, failure)
@@ -524,7 +529,8 @@ class Client:
         prefixes that it follows already. If none is acknowledged, all are handed out again.
         """
         terms = terms_of(group, mode, {"tags": tags, **settings}, looks=look, on_difference=on_difference)
-        return Consumer(make_puller(self._brokers, prefixes, group, consumer, start, terms), self)
+        puller = make_puller(self._brokers, prefixes, group, consumer, start, terms)
+        return Consumer(puller, self._brokers.consumers, self)
 
     async def subjects(self, prefix: str = "") -> AsyncIterator[SubjectInfo]:
         """Yield the subjects of *prefix* in the order of their creation, broker by broker. Brokers that do not answer

@@ -273,7 +273,7 @@ class AckSender:
                 waiter.set_result(None)
 
     async def flush(self) -> None:
-        """Wait until every ack so far is confirmed. Raises Fenced, which says how many were refused."""
+        """Wait until every ack so far is confirmed or refused; ``refused`` says how many were."""
         while self.unconfirmed:
             waiter = asyncio.get_running_loop().create_future()
             self._waiters.append(waiter)
@@ -281,12 +281,6 @@ class AckSender:
             await waiter
             if self.unconfirmed:
                 await asyncio.sleep(ACK_DELAY)
-        refused, self.refused = self.refused, 0
-        if refused:
-            raise Fenced(
-                f"{refused} acks of consumer {self._consumer} were refused: their messages are no longer in flight, "
-                "and are delivered again"
-            )
 
     # --- other dispositions -------------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from typing import Self
 
 from qmq.durations import Duration, seconds_of
 from qmq.errors import BadBatch
+from qmq.net.client.brokers import OpenConsumer
 from qmq.net.client.consumer.feed import MessageFeed
 from qmq.net.client.consumer.message import Message, MessageBatch, messages_of
 from qmq.net.client.consumer.multi_broker import MultiBrokerPuller
@@ -32,11 +33,11 @@ class Consumer:
     CancelledError, KeyboardInterrupt, SystemExit or GeneratorExit: that counts no attempt.
     """
 
-    def __init__(self, puller: Puller | MultiBrokerPuller, client: object = None) -> None:
+    def __init__(self, puller: Puller | MultiBrokerPuller, consumers: set[OpenConsumer], client: object = None) -> None:
         """Make a consumer that pulls by *puller* and keeps *client* alive as long as it lives itself."""
         self._client = client
         self._puller = puller
-        self._feed = MessageFeed(puller, Message)
+        self._feed = MessageFeed(puller, Message, consumers)
 
     @property
     def id(self) -> str:
@@ -85,7 +86,7 @@ class Consumer:
 
         When the call is cancelled, no subscription is left behind.
         """
-        await self._puller.enter()
+        await self._feed.enter()
         return self
 
     async def __aexit__(
@@ -114,8 +115,11 @@ class Consumer:
         return MessageBatch(await self._feed.pull(max_count, min_count, timeout, BATCH_BYTES))
 
     async def flush(self) -> None:
-        """Wait until every ack so far is confirmed. Raises Fenced, which says how many were refused."""
-        await self._puller.flush()
+        """Wait until every ack so far is confirmed. Raises Fenced, which says how many were refused.
+
+        Of several tasks that take messages, each is told of all refusals once.
+        """
+        await self._feed.flush(asyncio.current_task())
 
     async def __aiter__(self) -> AsyncGenerator[Message, None]:
         """Yield message after message until ``stop``; wait while there are none, also while no broker can be reached.
@@ -130,7 +134,8 @@ class Consumer:
         ``async with message`` and in ``run``.
         """
         feed = self._feed
-        while not feed.stopped:
+        feed.note(asyncio.current_task())
+        while not feed.stopped or feed.has_ready:  # a stop may come just after an at_most_once group gave messages
             for message in feed.ready:
                 yield message
             await feed.refill()

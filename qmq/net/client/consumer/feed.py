@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
 from itertools import chain, repeat
 from operator import length_hint
 from typing import Any, Final, Generic
+from weakref import WeakKeyDictionary
 
 from qmq.durations import Duration
+from qmq.errors import Fenced
 from qmq.format.layout import LANE_ORDERED
 from qmq.format.run import Run
+from qmq.net.client.brokers import OpenConsumer
+from qmq.net.client.consumer.in_flight import PendingDisposition
 from qmq.net.client.consumer.message import M, delivery_sequences_of
 from qmq.net.client.consumer.multi_broker import MultiBrokerPuller
 from qmq.net.client.consumer.nacks import FailureLog
+from qmq.net.client.consumer.order_turns import OrderTurns
 from qmq.net.client.consumer.pull import Puller, release
+from qmq.net.protocol.types import Disposition
 
 #: Seconds after which a loop that reaches no message releases those that it has taken: its handler may take forever.
 STUCK_AFTER: Final = 1.0
@@ -56,20 +63,27 @@ class Prefetch:
         """Record that *count* messages were received at *now*."""
         self._last_count, self._last_at = count, now
 
+    def set_aside(self) -> None:
+        """Note that one of the messages that were received last was not handled."""
+        self._last_count = max(self._last_count - 1, 0)
+
 
 class MessageFeed(Generic[M]):
     """Holds the messages that a loop has taken from the broker and has not reached yet."""
 
-    def __init__(self, puller: Puller | MultiBrokerPuller, kind: type[M]) -> None:
+    def __init__(self, puller: Puller | MultiBrokerPuller, kind: type[M], consumers: set[OpenConsumer]) -> None:
+        """*consumers*: those of the client that have subscribed."""
         #: The next messages. Messages that are removed from the feed do not come out of it.
         self.ready: Iterator[M] = iter(())
         self._puller = puller
+        self._consumers = consumers
         self._kind = kind
         self._prefetch = Prefetch(puller.is_solo)
         self._runs: deque[Run] = deque()
         self._is_over = True  # whether ``ready`` has come to its end
         # The run that is handed out, and an iterator over its next messages. A loop in another thread may advance it.
         self._current: tuple[Run | None, Iterator[int]] = None, iter(())
+        self._turns = OrderTurns[M]()
         self._timer: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         #: Whether ``stop`` was called: no more messages are taken.
@@ -77,6 +91,10 @@ class MessageFeed(Generic[M]):
         #: Functions to call when the feed stops, and when messages of the program are no longer in flight.
         self.on_stop: list[Callable[[], object]] = []
         self.on_dropped: list[Callable[[], object]] = []
+        # How many refused acks each task or thread has been told of that takes messages, and anybody.
+        self._reported: WeakKeyDictionary[object, int] = WeakKeyDictionary()
+        self._reported_to_any = 0
+        self._taker: object = None  # the last that was noted
         self._waiting: set[asyncio.Task[Any]] = set()  # tasks that wait for messages
         self._ended: set[asyncio.Task[Any]] = set()  # those of them that ``stop`` has cancelled
         for ack_sender in puller.ack_senders:
@@ -117,6 +135,9 @@ class MessageFeed(Generic[M]):
             return []
         task = asyncio.current_task(self._loop)
         assert task is not None
+        if task is not self._taker:
+            self._taker = task
+            self.note(task)
         others = task.cancelling()
         self._waiting.add(task)
         try:
@@ -151,6 +172,58 @@ class MessageFeed(Generic[M]):
             self._ended.add(task)
             task.cancel()
 
+    # --- order keys ---------------------------------------------------------------------------------------------------
+
+    def begin_turn(self, message: M) -> float | None:
+        """[any thread] Return None if a worker may handle a message with an order key now, as no other has its slot.
+        Else the message waits, here or for a while at the broker, and the worker goes on after so many seconds.
+        """
+        in_flight = message._run.in_flight
+        seconds = self._turns.begin(message, time.monotonic(), goes_back=in_flight is not None)
+        if seconds is None:
+            return None
+        self._prefetch.set_aside()
+        if seconds and in_flight is not None:
+            self._give_back(message, seconds)
+            return 0.0
+        return seconds
+
+    def end_turn(self, message: M) -> M | None:
+        """[any thread] Note that the handler of a message with an order key has ended; return the next of its slot."""
+        return self._turns.end(message, time.monotonic())
+
+    def _give_back(self, message: M, seconds: float) -> None:
+        """[any thread] Release a message that waits for its slot, and what follows it there."""
+        in_flight, number = message._run.in_flight, message._number
+        back = PendingDisposition(number, number + 1, Disposition.RELEASE, int(seconds * 1e6))
+        in_flight.owner.call_from_thread(lambda: in_flight.owner.hand_back_soon(in_flight, back))
+
+    # --- refused acks ------------------------------------------------------------------------------------------------
+
+    def note(self, taker: object) -> None:
+        """[any thread] Note that a task or thread takes messages: its flushes report all refusals from now on."""
+        if taker not in self._reported:
+            self._reported[taker] = self._refused()
+
+    async def flush(self, taker: object) -> None:
+        """Wait until every ack so far is confirmed. Raises Fenced with how many were refused that this task or thread
+        has not been told of; of one that takes no messages, that nobody has been told of.
+        """
+        before = self._reported.get(taker, self._reported_to_any)
+        await self._puller.flush()
+        refused = self._refused()
+        self._reported_to_any = refused
+        if taker in self._reported:
+            self._reported[taker] = refused
+        if refused > before:
+            raise Fenced(
+                f"{refused - before} acks of consumer {self._puller.id} were refused: their messages are no longer in "
+                "flight, and are delivered again"
+            )
+
+    def _refused(self) -> int:
+        return sum(ack_sender.refused for ack_sender in self._puller.ack_senders)
+
     @property
     def failures(self) -> FailureLog:
         """The log of failures that no nack tells a broker of."""
@@ -161,17 +234,25 @@ class MessageFeed(Generic[M]):
         """Whether the loop has messages to reach."""
         return self._left() > 0
 
-    async def leave(self, error: BaseException | None) -> None:
-        """Have the puller leave. An Exception as *error* fails the messages given out without a disposition."""
+    async def enter(self) -> None:
+        """Subscribe, as ``Puller.enter``. The client leaves if the program does not."""
+        await self._puller.enter()
+        self._consumers.add(self)
+
+    async def leave(self, error: BaseException | None, *, closes: bool = False) -> None:
+        """Have the puller leave. An Exception as *error* fails the messages given out without a disposition. *closes*:
+        the client closes its connections next, so the broker's answer is not waited for.
+        """
+        self._consumers.discard(self)
         if isinstance(error, Exception) and not self._puller.is_solo:
             release(self.take_rest())
-        await self._puller.leave(error)
+        await self._puller.leave(error, closes=closes)
 
     def take_rest(self) -> list[Run]:
         """Return the messages that the loop has not reached, and remove them from it."""
         run, coming = self._current
         left = list(coming)
-        rest = []
+        rest = [message._run.slice(message._index, message._index + 1) for message in self._turns.take()]
         if run is not None and left:
             rest.append(run.slice(left[0] - run.delivery_sequence, run.count))
         while self._runs:
@@ -209,12 +290,14 @@ class MessageFeed(Generic[M]):
         return length_hint(self._current[1]) + sum(run.count for run in list(self._runs))
 
     def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
-        left = self._left()
+        left = self._left() + self._turns.count
         self._timer = loop.call_later(STUCK_AFTER, self._look, loop, left) if left else None
 
     def _look(self, loop: asyncio.AbstractEventLoop, before: int) -> None:
         """Release the messages that the loop has not reached, if it has reached none since the last look."""
         self._timer = None
-        if self._left() == before:
+        if self._left() + self._turns.count == before:
             release([run for run in self.take_rest() if run.in_flight.fenced is None])
+        for message, seconds in self._turns.surplus(time.monotonic()) if not self._puller.is_solo else ():
+            self._give_back(message, seconds)
         self._watch(loop)

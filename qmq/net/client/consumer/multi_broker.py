@@ -15,7 +15,7 @@ from functools import partial
 from typing import Final
 
 from qmq.durations import Duration
-from qmq.errors import Fenced, QmqError, UnknownGroup
+from qmq.errors import QmqError, UnknownGroup
 from qmq.format.run import Run
 from qmq.net.client.brokers import Brokers
 from qmq.net.client.consumer.acks import AckSender
@@ -152,7 +152,7 @@ class MultiBrokerPuller:
             return
         self._entered.add(puller)
 
-    async def leave(self, error: BaseException | None = None) -> None:
+    async def leave(self, error: BaseException | None = None, *, closes: bool = False) -> None:
         """Unsubscribe at all brokers; pulls that wait raise UnknownSubscription. See ``Puller.leave``."""
         if isinstance(error, Exception) and not self.is_solo:
             release(self._on_the_way())
@@ -160,7 +160,7 @@ class MultiBrokerPuller:
             for task in self._entering:
                 task.cancel()
             await asyncio.gather(*self._entering, return_exceptions=True)
-            await asyncio.gather(*(puller.leave(error) for puller in self._pullers))
+            await asyncio.gather(*(puller.leave(error, closes=closes) for puller in self._pullers))
         finally:
             self.leave_now()
 
@@ -177,13 +177,8 @@ class MultiBrokerPuller:
             puller.leave_now()
 
     async def flush(self) -> None:
-        """Wait until every ack so far is confirmed. Raises Fenced, which says how many were refused."""
-        results = await asyncio.gather(*(puller.flush() for puller in self._pullers), return_exceptions=True)
-        errors = [result for result in results if isinstance(result, BaseException)]
-        if len(errors) > 1 and all(isinstance(error, Fenced) for error in errors):
-            raise Fenced("; ".join(map(str, errors)))  # each message is raised once
-        for error in errors:
-            raise error
+        """Wait until every ack so far is confirmed or refused."""
+        await asyncio.gather(*(puller.flush() for puller in self._pullers))
 
     # --- pulling -----------------------------------------------------------------------------------------------------
 

@@ -244,13 +244,14 @@ class Puller:
         self._loop = asyncio.get_running_loop()
         self._inside = True
 
-    async def leave(self, error: BaseException | None = None) -> None:
+    async def leave(self, error: BaseException | None = None, *, closes: bool = False) -> None:
         """Unsubscribe, which releases the messages in flight; pulls that wait raise UnknownSubscription.
 
         Acks are sent and confirmed first, as far as there is time. When *error* is an Exception, messages that were
-        handed out without a disposition fail. Cancelling this call ends the waiting only: ``leave_now`` runs in any
-        case.
+        handed out without a disposition fail. *closes*: the client closes its connections next, and pulls that wait
+        raise UsageError. Cancelling this call ends the waiting only: ``leave_now`` runs in any case.
         """
+        self._subscription.client_closes = closes
         self._stop()
         if self.ack_sender is not None and isinstance(error, Exception):
             release(self._received.take(self._received.count))
@@ -260,7 +261,8 @@ class Puller:
                 await self.ack_sender.settle(FLUSH_TIMEOUT)
         finally:
             unsubscribed = self.leave_now()
-        await asyncio.wait({unsubscribed}, timeout=LEAVE_TIMEOUT)
+        if not closes:
+            await asyncio.wait({unsubscribed}, timeout=LEAVE_TIMEOUT)
 
     def leave_now(self) -> asyncio.Future[None]:
         """Leave without waiting: send the pending acks, drop the messages in flight, and unsubscribe.
@@ -291,7 +293,7 @@ class Puller:
             _settle(self._reporting, self._subscription.not_subscribed())
 
     async def flush(self) -> None:
-        """Wait until every ack so far is confirmed. Raises Fenced, which says how many were refused."""
+        """Wait until every ack so far is confirmed or refused."""
         if self.ack_sender is not None:
             await self.ack_sender.flush()
 

@@ -16,8 +16,6 @@ log = logging.getLogger("qmq.client")
 
 #: Seconds that a cancelled handler has to end before ``run`` returns without it.
 CANCEL_GRACE: Final = 5.0
-#: Slots of order keys whose locks are kept; of more, those that are not held are forgotten.
-_MANY_LOCKS: Final = 10_000
 
 Handler = Callable[[Message], Awaitable[object]]
 
@@ -37,8 +35,7 @@ class HandlerRun:
             raise InvalidOption(f"run needs a handler, an async function of one message, not {handle!r:.80}")
         self._feed = feed
         self._filling = asyncio.Lock()
-        turns = _Turns()
-        self._workers = [_Worker(feed, handle, self._filling, turns) for _ in range(concurrency)]
+        self._workers = [_Worker(feed, handle, self._filling) for _ in range(concurrency)]
 
     async def until_stopped(self, drain: float) -> None:
         """Handle messages until the feed stops, then wait *drain* seconds for handlers; cancel those that still run.
@@ -95,43 +92,24 @@ class HandlerRun:
             worker.drop()
 
 
-class _Turns:
-    """Lets the workers handle messages of one order key one after another, in the order in which they took them."""
-
-    def __init__(self) -> None:
-        self._locks: dict[tuple[str, int], asyncio.Lock] = {}
-
-    def of(self, message: Message) -> asyncio.Lock:
-        """Return the lock to hold while a message with an order key is handled."""
-        key = message.subject, message._run.lane
-        if len(self._locks) > _MANY_LOCKS:
-            self._locks = {other: lock for other, lock in self._locks.items() if lock.locked()}
-        lock = self._locks.get(key)
-        if lock is None:
-            lock = self._locks[key] = asyncio.Lock()
-        return lock
-
-
 class _Worker:
     """Handles one message after the other."""
 
-    __slots__ = ("_dropped", "_feed", "_filling", "_handle", "_turns", "message", "task")
+    __slots__ = ("_dropped", "_feed", "_filling", "_handle", "message", "task")
 
-    def __init__(
-        self, feed: MessageFeed[Message], handle: Handler, filling: asyncio.Lock, turns: _Turns
-    ) -> None:  # fmt: skip
+    def __init__(self, feed: MessageFeed[Message], handle: Handler, filling: asyncio.Lock) -> None:
         #: The message in hand; None while the worker waits for one.
         self.message: Message | None = None
         self.task: asyncio.Task[None] | None = None
         self._feed = feed
         self._handle = handle
         self._filling = filling  # held by the one worker that waits for the next messages
-        self._turns = turns
         self._dropped = False
 
     def start(self, loop: asyncio.AbstractEventLoop) -> asyncio.Task[None]:
         """Start the worker's task."""
         self.task = loop.create_task(self._work(), name="qmq-handler")
+        self._feed.note(self.task)
         return self.task
 
     def cancel(self) -> None:
@@ -154,21 +132,16 @@ class _Worker:
                 for message in feed.ready:  # shared by all workers
                     self.message = message
                     if message._run.lane >= LANE_ORDERED:
-                        async with self._turns.of(message):
-                            if not is_open(message):
-                                continue  # an earlier one of its order key is to come again
-                            await handle(message)
-                            message.ack()
+                        seconds = feed.begin_turn(message)
+                        if seconds is None:
+                            await self._handle_in_turn(message)
+                        elif seconds:
+                            await asyncio.sleep(seconds)
                     else:
                         await handle(message)
                         message.ack()
             except Exception as error:
-                assert self.message is not None
-                if isinstance(error, TypeError) and _is_of_the_call(error):
-                    raise UsageError(
-                        f"the handler of run must be an async function of one message, not {handle!r:.80}: {error}"
-                    ) from error
-                fail(self.message, error, feed.failures)
+                self._failed(error)
                 continue
             except asyncio.CancelledError as error:
                 self._cancelled(error)
@@ -180,6 +153,33 @@ class _Worker:
             async with self._filling:
                 if not feed.has_ready:
                     await feed.refill()
+
+    async def _handle_in_turn(self, message: Message) -> None:
+        """Handle a message with an order key, then those of its slot that came meanwhile."""
+        current: Message | None = message
+        while current is not None:
+            self.message = current
+            try:
+                if is_open(current):  # else it comes again with an earlier one of its order key
+                    await self._handle(current)
+                    current.ack()
+            except asyncio.CancelledError as error:
+                self._cancelled(error)
+            except Exception as error:
+                self._failed(error)
+            current = self._feed.end_turn(current)
+
+    def _failed(self, error: Exception) -> None:
+        """Nack the message in hand. Raises UsageError if the handler is none."""
+        message = self.message
+        if message is None:  # as below
+            raise error
+        if isinstance(error, TypeError) and _is_of_the_call(error):
+            self.message = None
+            raise UsageError(
+                f"the handler of run must be an async function of one message, not {self._handle!r:.80}: {error}"
+            ) from error
+        fail(message, error, self._feed.failures)
 
     def _cancelled(self, error: asyncio.CancelledError) -> None:
         """Go on after a handler that was cancelled because of its message, or by itself; else release the message and

@@ -9,7 +9,15 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final
 
-from qmq.errors import ConnectionLost, GroupMismatch, InvalidName, ProtocolError, QmqError, UnknownSubscription
+from qmq.errors import (
+    ConnectionLost,
+    GroupMismatch,
+    InvalidName,
+    ProtocolError,
+    QmqError,
+    UnknownSubscription,
+    UsageError,
+)
 from qmq.names import check_consumer, check_group, check_prefix
 from qmq.net.client.backoff import Backoff, RefusalLog
 from qmq.net.client.broker_link import Departure, Link
@@ -66,6 +74,8 @@ class ConsumerSubscription:
         #: Connection and number of the last subscription; the connection may be lost.
         self.current: Subscribed | None = None
         self.inside = False
+        #: Whether the consumer was left because its client is closed.
+        self.client_closes = False
         self._link = link
         self._group = check_group(group) if group is not None else None
         self._start = start_of(start)
@@ -141,8 +151,10 @@ class ConsumerSubscription:
         if departure is not None:
             self._link.depart(departure)
 
-    def not_subscribed(self) -> UnknownSubscription:
+    def not_subscribed(self) -> QmqError:
         """Return the error for calls before ``enter`` and after ``leave``."""
+        if self.client_closes:
+            return UsageError("the client is closed; call connect for another")
         return UnknownSubscription(
             f"consumer {self.id} is not subscribed; use it inside `async with client.subscribe(...) as consumer`"
         )

@@ -77,7 +77,9 @@ class SyncClient:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Send all queued messages, then close. Raises SendFailed if some failed, unless the block ends by an error."""
+        """Leave the consumers that are open, send all queued messages, then close. Raises SendFailed if some failed,
+        unless the block ends by an error.
+        """
         with self._making:
             thread, self._thread, self._is_closed = self._thread, None, True
         if thread is None:
@@ -88,7 +90,8 @@ class SyncClient:
             _inherited.append(thread)
 
     def close(self) -> None:
-        """Send all queued messages, then close, as the end of ``with`` does; do nothing if it is closed.
+        """Leave the consumers that are open, send all queued messages, then close, as the end of ``with`` does; do
+        nothing if it is closed.
 
         Raises SendFailed if some messages could not be sent.
         """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import threading
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
@@ -229,7 +230,7 @@ class SyncConsumer:
         self._make = make
         self._thread = current_thread()
         self._puller = make(self._thread.parts.brokers)
-        self._feed = MessageFeed(self._puller, SyncMessage)
+        self._feed = MessageFeed(self._puller, SyncMessage, self._thread.parts.brokers.consumers)
 
     @property
     def id(self) -> str:
@@ -267,7 +268,7 @@ class SyncConsumer:
 
     def __enter__(self) -> Self:
         """Subscribe; wait while no broker can be reached. Raises the error with which the broker refuses it."""
-        self._thread.run(self._puller.enter(), lambda _: self._puller.leave_now())
+        self._thread.run(self._feed.enter(), lambda _: self._puller.leave_now())
         return self
 
     def __exit__(
@@ -288,9 +289,12 @@ class SyncConsumer:
         return SyncMessageBatch(self._pull(max_count, min_count, timeout, BATCH_BYTES))
 
     def flush(self) -> None:
-        """Wait until every ack so far is confirmed. Raises Fenced, which says how many were refused."""
+        """Wait until every ack so far is confirmed. Raises Fenced, which says how many were refused.
+
+        Of several threads that take messages, each is told of all refusals once.
+        """
         if self._thread.pid == os.getpid():
-            self._thread.run(self._puller.flush())
+            self._thread.run(self._feed.flush(threading.current_thread()))
 
     def __iter__(self) -> Iterator[SyncMessage]:
         """Yield message after message until ``stop``; wait while there are none. See ``Consumer.__aiter__``.
@@ -299,8 +303,9 @@ class SyncConsumer:
             with message:
                 print(message.subject, message.body)
         """
-        while not self._feed.stopped:
+        while not self._feed.stopped or self._feed.has_ready:
             self._resubscribe()
+            self._feed.note(threading.current_thread())
             yield from self._feed.ready
             self._thread.run(self._feed.refill())
 
@@ -336,6 +341,7 @@ class SyncConsumer:
 
     def _pull(self, max_count: int, min_count: int, timeout: Duration | None, max_bytes: int) -> list[Run]:
         self._resubscribe()
+        self._feed.note(threading.current_thread())
         puller = self._puller
         return self._thread.run(self._feed.pull(max_count, min_count, timeout, max_bytes), puller.put_back)
 
@@ -345,8 +351,9 @@ class SyncConsumer:
         if thread is not self._thread:
             puller = self._make(thread.parts.brokers)
             _share_calls(self._puller, puller)
-            thread.run(puller.enter(), lambda _: puller.leave_now())
-            self._thread, self._puller, self._feed = thread, puller, MessageFeed(puller, SyncMessage)
+            feed = MessageFeed(puller, SyncMessage, thread.parts.brokers.consumers)
+            thread.run(feed.enter(), lambda _: puller.leave_now())
+            self._thread, self._puller, self._feed = thread, puller, feed
 
 
 def _share_calls(before: Puller | MultiBrokerPuller, after: Puller | MultiBrokerPuller) -> None:

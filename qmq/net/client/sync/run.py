@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import logging
 import threading
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -42,9 +41,6 @@ class ThreadRun:
             for number in range(concurrency)
         ]
         self._left = concurrency
-        #: The messages in hand of each order key, in the order in which they are handled.
-        self._turns: dict[tuple[str, int], deque[Any]] = {}
-        self._turn_ends = threading.Condition()
         self._stopped = threading.Event()
         self._done = threading.Event()  # all threads have ended, or need not be waited for
         self._in_hand: dict[threading.Thread, Any] = {}
@@ -87,11 +83,12 @@ class ThreadRun:
 
     def _work(self) -> None:
         thread = threading.current_thread()
+        self._feed.note(thread)
         try:
             while (message := self._next()) is not None:
                 self._in_hand[thread] = message
                 if message._run.lane >= LANE_ORDERED:
-                    self._handle_in_turn(message)
+                    self._handle_in_turn(thread, message)
                 else:
                     self._handle_one(message)
                 del self._in_hand[thread]
@@ -111,29 +108,24 @@ class ThreadRun:
         with self._taking:
             while True:
                 for message in self._feed.ready:
-                    if message._run.lane >= LANE_ORDERED:
-                        with self._turn_ends:
-                            self._turns.setdefault(_slot_of(message), deque()).append(message)
-                    return message
+                    if message._run.lane < LANE_ORDERED:
+                        return message
+                    seconds = self._feed.begin_turn(message)
+                    if seconds is None:
+                        return message
+                    if seconds:
+                        self._stopped.wait(seconds)
                 if self._feed.stopped:
                     return None
                 self._client.run(self._feed.refill())
 
-    def _handle_in_turn(self, message: Any) -> None:
-        """Handle a message behind those of its order key that other threads have taken before."""
-        slot = _slot_of(message)
-        turn = self._turns[slot]
-        with self._turn_ends:
-            self._turn_ends.wait_for(lambda: turn[0] is message)
-        try:
+    def _handle_in_turn(self, thread: threading.Thread, message: Any) -> None:
+        """Handle a message with an order key, then those of its slot that came meanwhile."""
+        while message is not None:
+            self._in_hand[thread] = message
             if self._client.run(_is_open(message)):  # also: the failure of the one before has reached the loop
                 self._handle_one(message)
-        finally:
-            with self._turn_ends:
-                turn.popleft()
-                if not turn:
-                    del self._turns[slot]  # there may be millions of order keys over time
-                self._turn_ends.notify_all()
+            message = self._feed.end_turn(message)
 
     def _handle_one(self, message: Any) -> None:
         try:
@@ -149,10 +141,6 @@ class ThreadRun:
             raise
         else:
             message.ack()
-
-
-def _slot_of(message: Any) -> tuple[str, int]:
-    return message.subject, message._run.lane
 
 
 async def _is_open(message: Any) -> bool:

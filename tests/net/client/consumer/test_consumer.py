@@ -63,7 +63,7 @@ class Bringing(Puller):
 
 async def test_fast_loops_take_many_and_slow_ones_few(monkeypatch: pytest.MonkeyPatch) -> None:
     puller = Bringing()
-    feed = MessageFeed(puller, Message)
+    feed = MessageFeed(puller, Message, set())
     now = 100.0
     monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now)
     for _ in range(8):
@@ -94,7 +94,7 @@ async def test_fast_loops_take_many_also_where_batches_go_whole(monkeypatch: pyt
             return read_answer(memoryview(stored_batch({"a": [b""] * count})))[0]
 
     puller = Whole()
-    feed = MessageFeed(puller, Message)
+    feed = MessageFeed(puller, Message, set())
     monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: 100.0)
     for _ in range(12):
         await feed.refill()
@@ -104,14 +104,14 @@ async def test_fast_loops_take_many_also_where_batches_go_whole(monkeypatch: pyt
 
 async def test_a_loop_that_another_task_shares_loses_nothing() -> None:
     puller = Bringing()
-    feed = MessageFeed(puller, Message)
+    feed = MessageFeed(puller, Message, set())
     await feed.refill()
     await feed.refill()
     assert len(list(feed.ready)) == sum(puller.asked)
 
 
 async def test_who_is_in_the_middle_of_a_loop_goes_on_beside_others_in_order() -> None:
-    feed = MessageFeed(Bringing(), Message)
+    feed = MessageFeed(Bringing(), Message, set())
     await feed.refill()
     one = iter(feed.ready)
     count = 1

@@ -18,6 +18,12 @@ from tests.net.client.consumer.test_pull import Subscribed, batch, bodies, subsc
 from tests.net.scripted import Peer, backs_of
 
 
+@pytest.fixture(autouse=True)
+def leaves_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The peers here answer nothing at the end."""
+    monkeypatch.setattr(pulling_module, "FLUSH_TIMEOUT", 0.02)
+
+
 async def released(peer: Peer) -> tuple[int, int]:
     """Return the delivery sequences of the next frame, which must release messages."""
     frame = await peer.frame(FrameKind.HAND_BACK)

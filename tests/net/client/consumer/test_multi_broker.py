@@ -44,7 +44,7 @@ async def test_refusals_of_all_brokers_are_raised(tmp_path: Path) -> None:
             message.ack()
         with pytest.raises(qmq.Fenced) as told:
             await consumer.flush()
-        assert str(told.value).count("1 acks") == 2
+        assert str(told.value).startswith("2 acks")
         await consumer.flush()
 
 
