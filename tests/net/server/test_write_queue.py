@@ -124,6 +124,9 @@ class Hubs:
         if self.room < 0:
             self.connection.pause_writing()
 
+    def get_extra_info(self, name: str) -> object:
+        return None  # it has no socket
+
     def get_write_buffer_size(self) -> int:
         return max(-self.room, 0)
 
