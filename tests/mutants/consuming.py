@@ -58,7 +58,7 @@ CONSUMING: Final = (
     ),
     Mutant(
         "say that a group was changed when that is on disk",
-        "CommandDispatch._administer",
+        "CommandDispatch._do",
         always("action in LOOKS"),
         _DURABLE,
     ),

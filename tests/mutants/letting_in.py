@@ -67,7 +67,7 @@ OF_RIGHTS: Final = (
     ),
     Mutant(
         "rights: show dead letters by subject",
-        "AdminCommands._may_show",
+        "_may_show",
         always("rights is None or rights.is_admin"),
         _ACCESS,
     ),

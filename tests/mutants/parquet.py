@@ -33,7 +33,7 @@ OF_PARQUET: Final = (
     ),
     Mutant(
         "write nothing twice",
-        "_pieces",
+        "archive:_pieces",
         instead("ends.get(key, segment.base + SEGMENT_HEADER_SIZE)", "segment.base + SEGMENT_HEADER_SIZE"),
         _ARCHIVING,
     ),

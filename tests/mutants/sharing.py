@@ -82,8 +82,8 @@ OF_SHARING: Final = (
     ),
     Mutant(
         "read beside the loop where a group is to go on",
-        "CommandDispatch._administer",
-        never("parts.delivery.begin_read(missing, wanted)"),
+        "CommandDispatch._do",
+        never("parts.delivery.begin_read(missing, deferred)"),
         _COLD,
     ),
     Mutant(

@@ -49,7 +49,7 @@ OF_TRACES: Final = (
     ),
     Mutant(
         "bound the traces that wait",
-        "Traces.trace",
+        "Traces._add",
         never("len(self._waiting) >= MOST_WAITING or self._by_connection[command.connection] >= MOST_OF_ONE"),
         _TRACES,
     ),
