@@ -271,7 +271,7 @@ class Core:
     def __init__(self, max_buffered_bytes: int = 1 << 20) -> None:
         self.directory = scratch_directory()
         self.loop = TurnLoop()
-        self._wanted: list[Work] = []
+        self._wanted: list[Work | effects.CheckpointWanted] = []
         self.complaints = Complaints()
         logging.getLogger("qmq.server").addHandler(self.complaints)
         options = StoreOptions(
@@ -291,7 +291,8 @@ class Core:
         while self._wanted:
             wanted, self._wanted[:] = self._wanted.copy(), []
             for want in wanted:
-                self.server.submit(carry_out(self.store, want))
+                if not isinstance(want, effects.CheckpointWanted):  # no request needs one here in time
+                    self.server.submit(carry_out(self.store, want))
             self.loop.run()
         assert not self.complaints.records, self.complaints.format(self.complaints.records[0])
 

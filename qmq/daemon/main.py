@@ -23,7 +23,15 @@ from qmq import ping_socket
 from qmq.broker.damage import LogRate
 from qmq.broker.groups.untaken import LOOK_US
 from qmq.broker.ports.commands import Checked, Fetched, Now, ReadDone, SyncBroken, Synced
-from qmq.broker.ports.effects import CheckWanted, FetchWanted, InfoWanted, ReadWanted, StatsWanted, SyncWanted
+from qmq.broker.ports.effects import (
+    CheckpointWanted,
+    CheckWanted,
+    FetchWanted,
+    InfoWanted,
+    ReadWanted,
+    StatsWanted,
+    SyncWanted,
+)
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.broker.ports.metrics import Counters
 from qmq.daemon.checkpointer import Checkpointer
@@ -43,6 +51,7 @@ from qmq.format.layout import DELAY_PARTITION
 from qmq.net.server import Server, ServerOptions, clock
 from qmq.net.server.accept import Acceptor, bind_all, cannot_listen
 from qmq.net.server.certificates import LOOK_S, ServerCertificates
+from qmq.net.server.replies import DiskWork
 from qmq.settings import Settings, parse_addresses, settings_text
 from qmq.storage.disk.disk import Disk
 from qmq.storage.store import PartitionDamage, Store, StoreOptions
@@ -303,7 +312,7 @@ class RunningBroker:
 
     # --- called by the server ----------------------------------------------------------------------------------------
 
-    def _work(self, wanted: SyncWanted | ReadWanted | CheckWanted | FetchWanted | InfoWanted | StatsWanted) -> None:
+    def _work(self, wanted: DiskWork) -> None:
         match wanted:
             case SyncWanted():
                 self._sync(wanted)
@@ -316,6 +325,8 @@ class RunningBroker:
                 )
             case CheckWanted():
                 self._check(wanted)
+            case CheckpointWanted():
+                self._checkpointer.hurry()
             case InfoWanted():
                 self._info.answer(wanted)
             case StatsWanted():

@@ -24,6 +24,7 @@ from qmq.broker.ports.commands import (
 )
 from qmq.broker.ports.effects import (
     Acked,
+    CheckpointWanted,
     CheckWanted,
     Effect,
     FetchWanted,
@@ -46,7 +47,7 @@ from tests.sim.disk import SimulatedDisk
 
 PRODUCER = b"p" * 16
 START_US = 1_700_000_000_000_000
-_WORK = SyncWanted | ReadWanted | CheckWanted | FetchWanted
+_WORK = SyncWanted | ReadWanted | CheckWanted | FetchWanted | CheckpointWanted
 
 
 def batch_of(

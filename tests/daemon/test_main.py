@@ -58,6 +58,19 @@ async def until(happened: Callable[[], bool]) -> None:
 # --- work ------------------------------------------------------------------------------------------------------------
 
 
+@on_uvloop
+async def test_what_waits_for_a_checkpoint_gets_one_at_once(tmp_path: Path) -> None:
+    async with running(tmp_path, checkpoint_ms=3_600_000) as broker, qmq.connect(broker.url) as client:
+        await client.send("a.b", b"1")
+        async with client.subscribe("a.", group="g") as consumer, asyncio.timeout(20):
+            (message,) = await consumer.pull(1, timeout=10)
+            message.ack()
+            await consumer.flush()
+            assert await client.admin.resend(prefix="a.", group="g") == 1
+            (sealed,) = await client.admin.roll()
+            assert sealed.end > 0
+
+
 @pytest.mark.parametrize("durability", [FLUSH, APPEND])
 @on_uvloop
 async def test_sent_messages_are_stored_and_can_be_pulled(tmp_path: Path, durability: int) -> None:

@@ -33,7 +33,7 @@ from qmq.broker.groups.group import Group
 from qmq.broker.groups.resends import ResendCounts, ResendProgress
 from qmq.broker.groups.settings import members_of, unknown_group
 from qmq.broker.ports.commands import Administer, Now
-from qmq.broker.ports.effects import Administered, Asker, Effect, ReadWanted, Refused, first_number
+from qmq.broker.ports.effects import Administered, Asker, CheckpointWanted, Effect, ReadWanted, Refused, first_number
 from qmq.errors import InvalidOption, Overloaded, QmqError
 from qmq.format.ids import MessageId
 from qmq.names import check_group_or_member, check_prefix, takes
@@ -310,6 +310,8 @@ class Resends:
         targets = [group for group in job.targets if self._may_follow(job, group, selection)]
         job.total = total * len(targets)
         job.names = selection.ranges[-1].number + 1 if selection.ranges else 0
+        if self.wants_checkpoint:
+            self._effects.append(CheckpointWanted())
         while self.wants_checkpoint:
             yield None
         if not job.dry and not job.resumed:

@@ -315,6 +315,10 @@ class CheckWanted(NamedTuple):
     messages: int
 
 
+class CheckpointWanted(NamedTuple):
+    """Take a checkpoint now: a request waits for one."""
+
+
 class InfoWanted(NamedTuple):
     """Add to *fields* what only the process knows (settings, disks, connections); then hand in InfoFound."""
 
@@ -357,6 +361,7 @@ Effect = (
     | ReadWanted
     | CheckWanted
     | FetchWanted
+    | CheckpointWanted
     | InfoWanted
     | StatsWanted
 )

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from qmq.broker.ports.commands import Administer, Now
-from qmq.broker.ports.effects import Administered, Effect, Refused
+from qmq.broker.ports.effects import Administered, CheckpointWanted, Effect, Refused
 from qmq.errors import StorageFailed
 from qmq.storage.store import Store
 
@@ -38,6 +38,8 @@ class SegmentRoll:
         ends = [part.seal() for part in self._store.partitions]
         self._waiting.append((command, ends, now.monotonic_us + _TIMEOUT_US))
         self.tick(now)
+        if self._waiting:
+            self._effects.append(CheckpointWanted())
 
     def tick(self, now: Now) -> None:
         """Answer the requests whose checkpoint is there, whose partition is broken, or whose time is up."""

@@ -184,6 +184,7 @@ DiskWork = (
     | effects.ReadWanted
     | effects.CheckWanted
     | effects.FetchWanted
+    | effects.CheckpointWanted
     | effects.InfoWanted
     | effects.StatsWanted
 )
@@ -228,6 +229,7 @@ class ReplyWriter:
             effects.ReadWanted: work,
             effects.CheckWanted: work,
             effects.FetchWanted: work,
+            effects.CheckpointWanted: work,
             effects.InfoWanted: work,
             effects.StatsWanted: work,
             effects.SegmentList: partial(self._answer, encode=segment_list),
