@@ -72,6 +72,7 @@ bench-history: env-hdfs  ## measure Spark, archives and Parquet, beside plain co
 sim: env  ## run random histories (power loss, bad disks, consumers), batches, frames, names: ROUNDS=10 seeds
 	@$(BIN)/python -m tests.sim consumption $$((RANDOM * 32768)) $$(( $(or $(ROUNDS),10) * 1000 ))
 	@$(BIN)/python -m tests.sim modes $$((RANDOM * 32768)) $$(( $(or $(ROUNDS),10) * 200 ))
+	@$(BIN)/python -m tests.sim law $$((RANDOM * 32768)) $$(( $(or $(ROUNDS),10) * 1000 ))
 	@$(BIN)/python -m tests.sim narrowing $$((RANDOM * 32768)) $$(( $(or $(ROUNDS),10) * 200 ))
 	@$(BIN)/python -m tests.sim brokers $$((RANDOM * 32768)) $$(( $(or $(ROUNDS),10) * 20 ))
 	@scripts/with-seeds $(or $(ROUNDS),10) tests/broker tests/storage tests/sim tests/format tests/net tests/test_names.py

@@ -74,7 +74,7 @@ def test_the_glossary_defines_each_word_once_in_alphabetical_order() -> None:
 
 
 def test_the_architecture_is_a_page_that_begins_with_the_glossary() -> None:
-    assert len(ARCHITECTURE.splitlines()) <= 135
+    assert len(ARCHITECTURE.splitlines()) <= 137
     assert re.findall(r"\]\(([^)]+)\)", ARCHITECTURE)[0] == "GLOSSARY.md"
 
 

@@ -160,7 +160,7 @@ class AdminCommands:
             "in_retry": ledger.retries.count,
             "dead": len(ledger.dead),
             "skipped": group.skipped,
-            "filtered": group.filtered,
+            "filtered": ledger.filtered,
             "delayed": sum(delayed.get(prefix, 0) for prefix in follows),
             "blocked": rows_of([one for one in blocked if _may_show(rights, one.subject)]),
             "settings": ledger.settings._asdict(),

@@ -21,7 +21,7 @@ from qmq.broker.ports.commands import QUIET_US, Now, Pull
 from qmq.broker.ports.effects import Acked, Effect, PulledMessages, Sent, SyncWanted
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.broker.publish.publish import Intake
-from qmq.errors import StorageError
+from qmq.errors import InternalError, StorageError
 from qmq.format.batch import EntryRow, made
 from qmq.storage.store import Store
 
@@ -245,7 +245,11 @@ class ShortWay:
         if fast is None:
             return 0, None
         self._tracker.now = now
-        start, end = self._tracker.record_pull(subscription, fast.parts, fast.size)
+        try:
+            start, end = self._tracker.record_pull(subscription, fast.parts, fast.size, fast.passed)
+        except InternalError:  # the general way finds out, and says so
+            self._fast_path.take_back(subscription, fast)
+            return 0, None
         member.seen_us = now.monotonic_us
         subscription.filters[0].reads.clear()
         ranges = ((start, end - start, 1),)

@@ -241,7 +241,7 @@ class GroupStatistics:
             sums_of.append((yield from sums.of(subject_filter)))
         return (
             _setbacks(ledger, now) if ledger.setbacks else None, group.readers, ledger.retries.is_quarantined_due,
-            ledger.version, counts.delivered, counts.acked, group.skipped, group.filtered, group.cursors,
+            ledger.version, counts.delivered, counts.acked, group.skipped, ledger.filtered, group.cursors,
             len(self._store.subjects.gaps), len(group.filters), len(group.ended), ledger.retries.count,
             len(ledger.dead),
             *sums_of,
@@ -282,7 +282,7 @@ class GroupStatistics:
             since_us, held_since_us, held_us, last_pull_us, retries.count, retries.count - retries.failed, failed_us,
             None if retries.is_due or retries.is_quarantined_due else retries.next_due_us(),
             *_setbacks(ledger, now), len(ledger.dead), sum(delayed.get(prefix, 0) for prefix in follows),
-            group.skipped, group.filtered, blocked.messages, blocked.slots, blocked.retrying, *ledger.counts.row(),
+            group.skipped, ledger.filtered, blocked.messages, blocked.slots, blocked.retrying, *ledger.counts.row(),
         ]  # fmt: skip
 
     def _oldest_retries(self, group: Group, ledger: Ledger) -> tuple[int | None, int | None]:

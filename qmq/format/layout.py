@@ -267,7 +267,7 @@ PULL_FILE_HEADER_SIZE: Final = 64
 PULL_RECORD_HEADER: Final = struct.Struct("<IIBBH")
 PULL_RECORD_HEADER_SIZE: Final = 12
 #: The kinds of records are numbered from 1 to this. (RecordKind names them.)
-PULL_RECORD_KINDS: Final = 21
+PULL_RECORD_KINDS: Final = 22
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Error log and delay log: items by due time

@@ -21,7 +21,7 @@ from qmq.broker.ports.effects import Acked, HandedBack, PulledMessages
 from qmq.format.build import RunContent
 from qmq.format.ids import MessageId
 from qmq.format.layout import LANE_HIGH, LANE_LOW, LANE_NORMAL, LANE_ORDERED
-from qmq.net.protocol.types import Disposition
+from qmq.net.protocol.types import DISPOSITIONS, Disposition
 from tests.broker.find.test_resend import resend
 from tests.broker.group_calls import SESSION_TIMEOUT_MS, GroupCalls, Session
 from tests.broker.group_state import WrittenRecords, letter_of
@@ -310,7 +310,7 @@ class GroupMachine(GroupCalls):
 
     def hand_back(self, data: st.DataObject, session: Session) -> None:
         in_flight = sorted(session.one.in_flight)
-        disposition = data.draw(st.sampled_from([Disposition.NACK, *Disposition]))
+        disposition = data.draw(st.sampled_from([Disposition.NACK, *DISPOSITIONS]))
         delay_us = data.draw(st.sampled_from([None, 0, 0, 700_000]), label="delay")
         at = data.draw(st.integers(0, 30), label="at")
         start = in_flight[at % len(in_flight)] if in_flight and at < 25 else at

@@ -37,7 +37,7 @@ FOLLOWING: Final = (
     ),
     Mutant(
         "bury what comes back of a subject that is not followed any more",
-        "Redelivery._bury_not_followed",
+        "Redelivery._not_followed",
         never("ended[number]"),
         _FOLLOWS,
     ),

@@ -176,12 +176,6 @@ OF_ORDER: Final = (
         _WAITING,
     ),
     Mutant(
-        "choose from all slots where a filter leaves too few",
-        "PullSelector._filtered",
-        never("filtered_parts.matched < need and selection.left_slots"),
-        ("tests/broker/delivery/order/test_order_filters.py",),
-    ),
-    Mutant(
         "hand out no low messages while slots with messages are left",
         "RankWalk._take_lower",
         never("self._selection.left_slots"),
@@ -206,10 +200,10 @@ OF_ORDER: Final = (
         ("tests/broker/delivery/order/test_order_transfer.py",),
     ),
     Mutant(
-        "take back what a filter leaves for the next pull",
+        "take back what a pull that waits for more has chosen",
         "PullSelection._set",
         skip("self._undo.append((group.cursors, numbers, cursors[numbers].copy()))"),
-        ("tests/broker/delivery/test_filters.py",),
+        ("tests/broker/delivery/test_filters.py", "tests/broker/delivery/test_pull.py"),
     ),
     Mutant(
         "hand out a slot to its owner alone",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 
-from tests.sim import brokers, consumption, modes, narrowing, retaining
+from tests.sim import brokers, consumption, law, modes, narrowing, retaining
 from tests.sim.history import summary
 from tests.sim.kinds import KINDS, run
 from tests.sim.runs import count_many, told
@@ -18,6 +18,7 @@ MANY = {
     "retaining": retaining.run,
     "brokers": brokers.run,
     "narrowing": narrowing.run,
+    "law": law.run,
 }
 if kind in MANY and numbers:
     print(told(count_many(MANY[kind], int(numbers[0]), int(numbers[1]) if len(numbers) > 1 else 1)))

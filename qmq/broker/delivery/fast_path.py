@@ -30,6 +30,10 @@ class FastAnswer(NamedTuple):
     buffers: list[Buffer]
     size: int
     messages: int
+    #: Messages that the cursors have passed; the cursors from before, by subject; and the row to read next then.
+    passed: int
+    cursors: dict[int, int]
+    row: int
 
 
 class FastPath:
@@ -75,8 +79,19 @@ class FastPath:
             return None
         if is_backlog:
             end = start + entries.index(wanted[-1]) + 1
-        self._pass(subject_filter, wanted, end)
-        return FastAnswer([RunPart(0, entry, 0, entry[4]) for entry in wanted], buffers, size, count)
+        passed, before = self._pass(subject_filter, wanted, end)
+        parts: MessageParts = [RunPart(0, entry, 0, entry[4]) for entry in wanted]
+        return FastAnswer(parts, buffers, size, count, passed, before, start)
+
+    def take_back(self, subscription: Subscription, answer: FastAnswer) -> None:
+        """Put the cursors back to where they were before *answer*."""
+        subject_filter = subscription.filters[0]
+        for subject, cursor in answer.cursors.items():
+            subject_filter.group.cursors.known[subject] = cursor
+        if subject_filter.exact:
+            subject_filter.passed = answer.row
+        else:
+            subject_filter.row_cursors[0] = answer.row
 
     def _first_entries(self, start: int) -> list[EntryRow]:
         """Return MOST_ROWS entries from row *start* on, if more follow; none where that is not simple, as where
@@ -126,17 +141,23 @@ class FastPath:
             wanted.append(entry)
         return wanted
 
-    def _pass(self, subject_filter: SubjectFilter, entries: list[EntryRow], end: int) -> None:
-        """Move the group's cursors behind the entries."""
-        group = subject_filter.group
+    def _pass(
+        self, subject_filter: SubjectFilter, entries: list[EntryRow], end: int
+    ) -> tuple[int, dict[int, int]]:  # fmt: skip
+        """Move the group's cursors behind the entries; return how many messages they pass, and the cursors before."""
+        group, passed, before = subject_filter.group, 0, dict[int, int]()
         cursors = group.cursors.upto(0)
         for entry in entries:
-            cursors[entry[3]] = entry[0] + entry[4]
+            first, subject, count = entry[0], entry[3], entry[4]
+            before.setdefault(subject, cursors.item(subject))
+            cursors[subject] = first + count
+            passed += count
         if subject_filter.exact:
             subject_filter.passed = end
         else:
             subject_filter.row_cursors[0] = end
         group.dirty = True
+        return passed, before
 
     def _buffers(self, entries: list[EntryRow], size: int) -> list[Buffer]:
         """Return the batches as they lie, as one slice where nothing lies between."""

@@ -43,23 +43,22 @@ class StateRange(NamedTuple):
 class MessageFilter:
     """The filter of one group at one time."""
 
-    def __init__(
-        self, store: Store, settings: ResolvedSettings, now_us: int, *, tags: bool = True, buries: bool = True
-    ) -> None:
-        """Without *tags*, messages match whatever their tags: those of a redelivery have matched before. With *buries*,
-        expired messages are EXPIRED, else SKIPPED.
-        """
+    def __init__(self, store: Store, settings: ResolvedSettings, now_us: int, *, buries: bool = True) -> None:
+        """With *buries*, expired messages are EXPIRED, else SKIPPED."""
         self._store = store
-        self._bits = tag_bits(settings.tags) if tags else 0
+        self._bits = tag_bits(settings.tags)
         self._expired = EXPIRED if buries else SKIPPED
         self._now_us = now_us
         #: Messages stored at or before this time have expired; below 0 means none.
         self._stale_us = now_us - settings.expire_after_us if settings.expire_after_us else -1
         self._batch: tuple[int, int, StoredBatch | None] = (-1, -1, None)
+        self._decides_always = bool(self._bits) or self._stale_us >= 0
+        #: Runs that were looked at message by message.
+        self.runs_read = 0
 
     def has_work(self, parts: MessageParts) -> bool:
         """Return whether any message may be in another state than MATCHED."""
-        if self._bits or self._stale_us >= 0:
+        if self._decides_always:
             return True
         return any(
             bool((part.rows["flags"] & ENTRY_HAS_EXPIRE_AT).any())
@@ -67,6 +66,14 @@ class MessageFilter:
             else part.entry[8] & ENTRY_HAS_EXPIRE_AT
             for part in parts
         )
+
+    def decides(self, flags: int) -> bool:
+        """Return whether any message of a run whose entry has these flags may be in another state than MATCHED."""
+        return self._decides_always or bool(flags & ENTRY_HAS_EXPIRE_AT)
+
+    def decides_any(self, flags: npt.NDArray[np.integer[Any]]) -> bool:
+        """Return whether that is so for any of several runs."""
+        return self._decides_always or bool((flags & ENTRY_HAS_EXPIRE_AT).any())
 
     def state_ranges(self, parts: MessageParts) -> Iterator[StateRange]:
         """Yield the same messages in the same order, with their states."""
@@ -111,6 +118,7 @@ class MessageFilter:
     def _states_of_run(self, part: RunPart) -> States:
         """Return the state of each message: u8[n]. Unreadable messages match; the encoder reports them."""
         entry = part.entry
+        self.runs_read += 1
         states = np.zeros(part.stop - part.start, np.uint8)
         if 0 <= entry[2] <= self._stale_us:
             states[:] = self._expired
@@ -150,39 +158,3 @@ def _same(states: States, apart: int = -1) -> Iterator[tuple[int, int]]:
     if apart >= 0:
         breaks |= states[1:] == apart
     yield from pairwise([0, *(np.flatnonzero(breaks) + 1).tolist(), len(states)])
-
-
-class FilteredParts(NamedTuple):
-    """The chosen messages that a pull gets after filtering."""
-
-    parts: MessageParts  # matched and expired messages, in order
-    matched: int
-    expired: list[tuple[int, int]]  # intervals of message numbers in ``parts``
-    skipped: int
-    filtered: int  # messages without a tag of the group
-    messages: int  # chosen messages that were looked at
-
-
-def filter_parts(state_ranges: Iterator[StateRange], max_matched: int, max_parts: int) -> FilteredParts:
-    """Return up to *max_matched* of the messages, in up to *max_parts* parts."""
-    parts, expired = MessageParts(), list[tuple[int, int]]()
-    matched = skipped = filtered = messages = number = 0
-    for state, part, count in state_ranges:
-        if matched == max_matched or len(parts) >= max_parts:
-            break
-        if state == MATCHED and count > max_matched - matched:
-            return FilteredParts(parts, max_matched, expired, skipped, filtered, messages + max_matched - matched)
-        messages += count
-        if state == FILTERED:
-            filtered += count
-            continue
-        if state == SKIPPED:
-            skipped += count
-            continue
-        if state == EXPIRED:
-            expired.append((number, number + count))
-        else:
-            matched += count
-        number += count
-        parts.append(part)
-    return FilteredParts(parts, matched, expired, skipped, filtered, messages)

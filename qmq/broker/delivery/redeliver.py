@@ -9,10 +9,10 @@ from typing import Final, NamedTuple
 
 from qmq.broker.delivery.eligibility import share_of
 from qmq.broker.delivery.encode import AnswerEncoder, RangeLookup, answer_bytes, piece_bytes
-from qmq.broker.delivery.filters import EXPIRED, MessageFilter
+from qmq.broker.delivery.filters import EXPIRED, FILTERED, MessageFilter
 from qmq.broker.delivery.order.places import ordered_runs
 from qmq.broker.error_log.error_log import MOST_TAKEN, Retries, Split, TakenRetry
-from qmq.broker.groups.group import Subscription
+from qmq.broker.groups.group import Group, Subscription
 from qmq.broker.groups.group_state import Ledger
 from qmq.broker.groups.in_flight import InFlight
 from qmq.broker.groups.member import Member
@@ -24,6 +24,7 @@ from qmq.broker.ports.commands import DispositionRange, Pull
 from qmq.broker.ports.effects import Buffer
 from qmq.errors import QmqError
 from qmq.format.private import is_private, origin_subject
+from qmq.intervals import Intervals
 from qmq.names import MAX_NAME_BYTES, MAX_SUBJECT_BYTES
 from qmq.net.protocol.types import Disposition
 from qmq.storage.store import NotInMemory, Store
@@ -36,6 +37,8 @@ MOST_AGAIN: Final = 4_096
 MOST_LOOKS: Final = 64
 #: The reason of dead letters whose subject the group no longer follows.
 NOT_FOLLOWED: Final = "its subject is not followed any more"
+#: The reason of messages that are filtered when they were to come again.
+WITHOUT_TAGS: Final = "it has none of the group's tags"
 #: After a failed read, the message is delivered again this much later.
 _READ_AGAIN_US: Final = 1_000_000
 
@@ -57,15 +60,14 @@ class Redelivery:
         max_count, max_bytes = min(pull.max_count, offer.max_count), min(pull.max_bytes, offer.max_bytes)
         if offer.what is MessageKind.IN_FLIGHT:
             assert pull.expected is not None
-            if subscription.group.ended:
-                in_flight = member.in_flight
-                several = (
-                    one for low, high in in_flight.unhandled(pull.expected) for one in _ranges_of(in_flight, low, high)
-                )
-                ranges = list(islice(several, MOST_RANGES))  # no answer has more
-                if self._bury_not_followed(subscription, RangeLookup(self._store, subscription.group), ranges, now_us):
-                    return None
             lookup, end = RangeLookup(self._store, subscription.group), member.in_flight.next_sequence
+            in_flight = member.in_flight
+            several = (
+                one for low, high in in_flight.unhandled(pull.expected) for one in _ranges_of(in_flight, low, high)
+            )
+            ranges = list(islice(several, MOST_RANGES))  # no answer has more
+            if self._settle_unwanted(subscription, lookup, ranges, now_us):
+                return None
             return self._encode(
                 subscription, lookup, pull.expected, end, max_count, max_bytes, now_us, checks=pull.checks
             )
@@ -103,56 +105,62 @@ class Redelivery:
                 parts = lookup.parts(one.in_flight.messages)
                 ledger.order.given_again(member.number, ordered_runs(ledger.order, parts, sequence))
                 sequence += one.total
-        if subscription.group.ended:
-            ranges, sequence = list[tuple[int, MessageRange]](), given.first
-            for one in taken:
-                ranges.append((sequence, one.in_flight.messages))
-                sequence += one.total
-            self._bury_not_followed(subscription, lookup, ranges, now_us)
-        self._bury_expired(subscription, lookup, given.first, taken, now_us)
+        ranges, sequence = list[tuple[int, MessageRange]](), given.first
+        for one in taken:
+            ranges.append((sequence, one.in_flight.messages))
+            sequence += one.total
+        self._settle_unwanted(subscription, lookup, ranges, now_us)
         end = given.first + given.total
         return self._encode(subscription, lookup, given.first, end, given.total, max_bytes, now_us, checks=pull.checks)
 
-    def _bury_not_followed(
+    def _settle_unwanted(
         self, subscription: Subscription, lookup: RangeLookup, ranges: list[tuple[int, MessageRange]], now_us: int
     ) -> bool:
-        """Make dead letters of messages whose subjects the group no longer follows; return whether there were any.
+        """Settle messages in flight that the group does not want any more; return whether there were any. Those whose
+        subject it no longer follows, and expired ones, become dead letters; those without one of its tags are filtered.
 
         *ranges* are (first delivery sequence, messages).
         """
         ledger, member = ledger_and_member(subscription)
-        backs, ended = list[DispositionRange](), dict[int, bool]()
+        message_filter = MessageFilter(self._store, ledger.settings, now_us)
+        backs, expired, ended = list[DispositionRange](), list[tuple[int, int]](), dict[int, bool]()
         for start, messages in ranges:
-            rows = [row for part in lookup.parts(messages) for row in _subjects_of(part)]
-            if sum(count for _, count in rows) != messages.total:
+            parts = lookup.parts(messages)
+            if not subscription.group.ended and not message_filter.has_work(parts):
+                continue
+            if sum(map(_count, parts)) != messages.total:
                 continue  # messages are missing; _encode finds out which
-            for number, count in rows:
-                if number not in ended:
-                    name = origin_subject(self._store.subjects.name(number))
-                    ended[number] = subscription.group.follows_no_more(name)
-                if ended[number]:
-                    backs.append(DispositionRange(start, start + count, Disposition.REJECT, None, NOT_FOLLOWED))
-                start += count
+            buried = Intervals()
+            for low, high in self._not_followed(subscription.group, parts, ended, start):
+                buried.add(low, high)
+                backs.append(DispositionRange(low, high, Disposition.REJECT, None, NOT_FOLLOWED))
+            for state, _, total in message_filter.state_ranges(parts):
+                if state == EXPIRED:
+                    expired += buried.missing(start, start + total)
+                elif state == FILTERED:
+                    several = buried.missing(start, start + total)
+                    backs += [DispositionRange(*one, Disposition.FILTER, None, WITHOUT_TAGS) for one in several]
+                start += total
         if backs:
             ledger.hand_back(member, backs, now_us)
-        return bool(backs)
+        if expired:
+            ledger.expire(member, expired, now_us)
+        return bool(backs or expired)
 
-    def _bury_expired(
-        self, subscription: Subscription, lookup: RangeLookup, first: int, taken: list[TakenRetry], now_us: int
-    ) -> None:
-        """Make dead letters of the taken messages that have expired."""
-        ledger, member = ledger_and_member(subscription)
-        message_filter, sequence = MessageFilter(self._store, ledger.settings, now_us, tags=False), first
-        for one in taken:
-            parts = lookup.parts(one.in_flight.messages)
-            # Where messages are missing, _encode finds out which.
-            if message_filter.has_work(parts) and sum(map(_count, parts)) == one.total:
-                start = sequence
-                for state, _, total in message_filter.state_ranges(parts):
-                    if state == EXPIRED:
-                        ledger.expire(member, [(start, start + total)], now_us)
-                    start += total
-            sequence += one.total
+    def _not_followed(
+        self, group: Group, parts: MessageParts, ended: dict[int, bool], start: int
+    ) -> Iterator[tuple[int, int]]:  # fmt: skip
+        """Yield start and end of messages whose subject the group no longer follows, numbered from *start* on. *ended*
+        is what was found out before, by subject.
+        """
+        if not group.ended:
+            return
+        for number, count in (row for part in parts for row in _subjects_of(part)):
+            if number not in ended:
+                ended[number] = group.follows_no_more(origin_subject(self._store.subjects.name(number)))
+            if ended[number]:
+                yield start, start + count
+            start += count
 
     def _fitting(self, lookup: RangeLookup, taken: list[TakenRetry], max_bytes: int) -> tuple[int, int]:
         """Return how many of the taken messages fit into an answer, at least one, and their bytes. Raises

@@ -1,13 +1,16 @@
-"""The choice of new messages for a pull: by cursors and limits, then by tags and expiry.
+"""The choice of new messages for a pull: by cursors, limits, tags and expiry.
 
 The choice goes by entries of the consumer log (one a run) and ends at the end of a run where the limits allow. Few rows
 are handled as tuples, many as numpy columns. The bytes of messages are not read, but for tags, expiries and runs that
 are cut.
+
+A message is looked at once: where its tags or its expiry count, that decides whether the pull gets it, before any
+cursor moves behind it. So a cursor passes nothing of which the choice does not say what becomes of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -15,16 +18,16 @@ import numpy.typing as npt
 
 from qmq.broker.delivery.at_most_once import OnDiskWaits
 from qmq.broker.delivery.encode import FEW_ROWS, PIECE_BYTES, answer_bytes, entry_bytes, parts_of_rows, piece_bytes
-from qmq.broker.delivery.filters import FilteredParts, MessageFilter, filter_parts
+from qmq.broker.delivery.filters import EXPIRED, FILTERED, MATCHED, MessageFilter, StateRange
 from qmq.broker.delivery.order.scan import OrderedScan
-from qmq.broker.delivery.tracker import DeliveryTracker
+from qmq.broker.delivery.tracker import DeliveryTracker, LeftOut
 from qmq.broker.groups.group import Cursors, Group, SubjectFilter, Subscription, Waiting
 from qmq.broker.groups.member import Member
 from qmq.broker.groups.message_ranges import MessageParts, Rows, RunPart, WholeRuns, chosen_of
 from qmq.broker.groups.priorities import HIGH, LOW, NORMAL, RANKS, rank_of
 from qmq.broker.groups.settings import ResolvedSettings
 from qmq.broker.ports.limits import BrokerLimits
-from qmq.errors import QmqError, StorageError
+from qmq.errors import InternalError, QmqError, StorageError
 from qmq.format.batch import COLUMN_BYTES, EntryRow
 from qmq.format.layout import ENTRY_HAS_SOURCE, LANE_ORDERED
 from qmq.format.pieces import StoredBatch
@@ -40,22 +43,45 @@ AHEAD_ROWS: Final = 1_024
 PASS_ROWS: Final = 1 << 20
 #: Pieces of one answer, at most one a batch; the first of a batch costs about 30 us to make.
 MAX_PIECES: Final = 1_024
+#: Messages that one pull may filter, or find expired, before it goes on in the next turn; and runs that it may read for
+#: that (about 5 us each).
+MOST_UNWANTED: Final = 1 << 17
+MOST_RUNS_READ: Final = 1 << 13
 
 
 class PullSelection:
     """The messages chosen for one pull. Choosing moves the group's cursors; ``take_back`` restores them."""
 
-    def __init__(self, store: Store, max_count: int, max_bytes: int, need: int, now_us: int | None = None) -> None:
-        """*now_us* is monotonic time."""
+    def __init__(
+        self, store: Store, max_count: int, max_bytes: int, need: int, now_us: int | None = None,
+        message_filter: MessageFilter | None = None,
+    ) -> None:  # fmt: skip
+        """*now_us* is monotonic time. Without a filter all messages match."""
         self._store = store
         self._max_count = max_count
         self._max_bytes = max_bytes
         self._now_us = now_us
+        self._filter = message_filter
         self._need = need  # with fewer messages, a run is cut rather than left for the next pull
+        #: Messages that the pull gets.
         self.count = 0
+        #: Messages that the cursors have passed: those of ``parts``, filtered and skipped ones.
+        self.passed = 0
         self.passed_rows = 0
         self._bytes = 0
-        self.parts: list[RunPart | WholeRuns] = []
+        #: The messages that the consumer is given, in order: those that the pull gets, and expired ones.
+        self.parts: MessageParts = []
+        #: The expired ones among them, as intervals of their numbers in ``parts``.
+        self.expired: list[tuple[int, int]] = []
+        #: Messages without a tag of the group, and expired ones of a group that has no dead letters.
+        self.filtered = self.skipped = 0
+        #: The messages that were looked at one by one, and passed: those of ``parts`` among them, filtered and skipped
+        #: ones.
+        self.looked_at: MessageParts = []
+        self._unwanted = 0  # filtered, skipped and expired messages
+        self._given = 0  # messages of ``parts``
+        self._sized = (-1, -1, -1)  # the run of which _sizes are known
+        self._sizes: npt.NDArray[np.int64] = np.zeros(0, np.int64)
         self._begun: list[tuple[SubjectFilter, int]] = []
         self._marked = store.marked()
         self._undo: list[tuple[Cursors, Any, Any]] = []
@@ -196,6 +222,12 @@ class PullSelection:
             if end > start
         ]
 
+    def keep(self) -> None:
+        """Forget how to take the choice back: it is recorded."""
+        self._undo.clear()
+        self._undo_cursors.clear()
+        self._undo_scans.clear()
+
     def take_back(self) -> None:
         """Put the cursors back to where they were before the choice."""
         for cursors, numbers, old in reversed(self._undo):
@@ -281,7 +313,7 @@ class PullSelection:
         if cursor is None:
             return
         if cursor != int(cursors[number]):
-            self._set(group, number, cursor)
+            self._set(group, number, cursor, 0)  # the group begins there
         for partition, entry in subject_filter.arrived:
             if entry[0] > int(cursors[number]) or not self._take_entry(subject_filter, partition, entry):
                 break  # the subject has an earlier row, or the pull is full
@@ -316,19 +348,27 @@ class PullSelection:
         start = cursor - first if cursor > first else 0
         if start >= count:
             return True
-        left = count - start
         if not self._store.partitions[partition].page_cache.has(entry[1], entry[10], self._now_us):
             self._cold, self.full = partition, True
             return False
+        part = RunPart(partition, entry, start, count)
+        if self._filter is not None and self._filter.decides(entry[8]):
+            return self._take_by_state(group, [part]) == 1
+        return self._take_run(group, part)
+
+    def _take_run(self, group: Group, part: RunPart) -> bool:
+        """Choose messages of one run, in memory; return True when all of them are chosen."""
+        partition, entry, start, stop = part
+        count = stop - start
         size = entry_bytes(entry) + piece_bytes(entry) * self._marks(partition, entry)
-        if left <= self._max_count - self.count and size <= self._max_bytes - self._bytes:
-            self.parts.append(RunPart(partition, entry, start, count))
-            self._set(group, number, first + count)
-            self._add(group, left, size)
+        if count <= self._max_count - self.count and size <= self._max_bytes - self._bytes:
+            self.parts.append(part)
+            self._set(group, entry[3], entry[0] + stop, count)
+            self._add(group, count, size)
             return True
         self.full = True
         if self.count < self._need:
-            self._cut(group, partition, entry, start)
+            self._cut(group, part)
         return False
 
     def _take_rows(self, subject_filter: SubjectFilter, partitions: npt.NDArray[np.int64], rows: Rows) -> int:
@@ -342,6 +382,20 @@ class PullSelection:
         self.passed_rows += asked
         if not len(rows):
             return asked
+        if self._filter is not None and self._filter.decides_any(rows["flags"]):
+            taken = self._take_rows_by_state(subject_filter.group, partitions, index, rows, starts)
+        else:
+            is_short = index is not None and asked != len(rows)
+            taken = self._take_fitting(subject_filter.group, partitions, index, rows, starts, is_short=is_short)
+        return asked if taken == len(rows) else _at(index, taken)
+
+    def _take_fitting(
+        self, group: Group, partitions: npt.NDArray[np.int64], index: npt.NDArray[np.intp] | None, rows: Rows,
+        starts: npt.NDArray[np.int64] | None, *, is_short: bool = False,
+    ) -> int:  # fmt: skip
+        """Choose from rows as many as fit; return how many have no messages left. With *is_short* others were left out
+        between them.
+        """
         counts = rows["count"].astype(np.int64)
         if starts is not None:
             counts -= starts
@@ -351,24 +405,99 @@ class PullSelection:
             int(np.searchsorted(totals, self._max_count - self.count, "right")),
             int(np.searchsorted(sizes, self._max_bytes - self._bytes, "right")),
         )
-        if fits < len(rows) or (index is not None and asked != len(rows)):
+        if fits < len(rows) or is_short:
             fits = self._cut_at_batch(rows, totals, fits)
         ready = self._count_at_hand(partitions, index, rows[:fits]) if fits else 0
         if ready:
             skipped = None if starts is None else starts[:ready]
-            self._take_whole(subject_filter.group, _row_partitions(partitions, index, ready), rows[:ready], skipped)
-            self._add(subject_filter.group, int(totals[ready - 1]), int(sizes[ready - 1]))
+            total = int(totals[ready - 1])
+            self._take_whole(group, _row_partitions(partitions, index, ready), rows[:ready], skipped, total)
+            self._add(group, total, int(sizes[ready - 1]))
         if ready == len(rows):
-            return asked
+            return ready
         self.full = True
         if ready == fits and self.count < self._need:
             partition = int(partitions[0 if len(partitions) == 1 else _at(index, fits)])
             entry = rows[fits].item()
             if self._store.partitions[partition].page_cache.has(entry[1], entry[10], self._now_us):
-                self._cut(subject_filter.group, partition, entry, 0 if starts is None else int(starts[fits]))
+                start = 0 if starts is None else int(starts[fits])
+                self._cut(group, RunPart(partition, entry, start, entry[4]))
             else:
                 self._cold = partition
-        return _at(index, ready)
+        return ready
+
+    # --- tags and expiry ---------------------------------------------------------------------------------------------
+
+    def _take_rows_by_state(
+        self, group: Group, partitions: npt.NDArray[np.int64], index: npt.NDArray[np.intp] | None, rows: Rows,
+        starts: npt.NDArray[np.int64] | None,
+    ) -> int:  # fmt: skip
+        """Choose from rows whose tags or expiries count; return how many have no messages left."""
+        ready = self._count_at_hand(partitions, index, rows)
+        cold, self._cold = self._cold, None
+        taken = 0
+        if ready:
+            skipped = None if starts is None else starts[:ready]
+            row_partitions = _row_partitions(partitions, index, ready)
+            taken = self._take_by_state(group, parts_of_rows(row_partitions, rows[:ready], skipped))
+        if taken == ready < len(rows) and not self.full:
+            self._cold = cold
+        self.full = self.full or taken < len(rows)
+        return taken
+
+    def _take_by_state(self, group: Group, candidates: Iterable[RunPart | WholeRuns]) -> int:
+        """Choose from messages by their states, in order, until the pull is full; return how many of their runs have no
+        messages left.
+        """
+        assert self._filter is not None
+        ended = 0
+        for candidate in candidates:
+            passed = MessageParts()
+            for state_range in self._filter.state_ranges([candidate]):
+                passed += self._take_range(group, state_range)
+                if self.full:
+                    break
+            ended += sum(map(_ended_in, passed))
+            if self.full:
+                self.looked_at += passed
+                break
+            self.looked_at.append(candidate)
+        return ended
+
+    def _take_range(self, group: Group, state_range: StateRange) -> MessageParts:
+        """Choose or pass messages of one state; return which, in order: not all where the pull is full."""
+        state, part, count = state_range
+        message_filter = self._filter
+        assert message_filter is not None
+        if state == MATCHED:
+            before = len(self.parts)
+            if not isinstance(part, RunPart):
+                self._take_fitting(group, np.array([part.partition]), None, part.rows, None)
+            elif count == part.entry[4]:
+                self._take_run(group, part)
+            elif self._cut(group, part) < count:
+                self.full = True
+            self.full = self.full or len(self.parts) >= MAX_PIECES
+            return self.parts[before:]
+        if state == FILTERED:
+            self.filtered += count
+        elif state == EXPIRED:
+            self.expired.append((self._given, self._given + count))
+            self._given += count
+            self.parts.append(part)
+        else:
+            self.skipped += count
+        if isinstance(part, RunPart):
+            self._set(group, part.entry[3], part.entry[0] + part.stop, count)
+        else:
+            numbers = part.rows["subject"]
+            group.cursors.upto(int(numbers.max()) + 1)
+            self._set(group, numbers, part.rows["first_sequence"] + part.rows["count"], count)
+        group.dirty = True
+        self._unwanted += count
+        is_much = self._unwanted >= MOST_UNWANTED or message_filter.runs_read >= MOST_RUNS_READ
+        self.full = self.full or is_much or len(self.parts) >= MAX_PIECES
+        return [part]
 
     def _answer_bytes(self, row_partitions: npt.NDArray[np.int64], rows: Rows) -> npt.NDArray[np.int64]:
         """Return how many bytes each row adds to the answer at most; known bad bytes make for more pieces."""
@@ -439,27 +568,30 @@ class PullSelection:
         return rows, (starts.astype(np.int64) if starts.any() else None), index
 
     def _take_whole(
-        self, group: Group, row_partitions: npt.NDArray[np.int64], rows: Rows, starts: npt.NDArray[np.int64] | None
-    ) -> None:
+        self, group: Group, row_partitions: npt.NDArray[np.int64], rows: Rows, starts: npt.NDArray[np.int64] | None,
+        total: int,
+    ) -> None:  # fmt: skip
         numbers = rows["subject"]
         group.cursors.upto(int(numbers.max()) + 1)
         # Of several rows of one subject the last has the highest sequences, and numpy keeps the last assignment.
-        self._set(group, numbers, rows["first_sequence"] + rows["count"])
+        self._set(group, numbers, rows["first_sequence"] + rows["count"], total)
         if starts is None and len(row_partitions) == 1:
             self.parts.append(WholeRuns(int(row_partitions[0]), rows))
         else:
             self.parts += parts_of_rows(row_partitions, rows, starts)
 
-    def _cut(self, group: Group, partition: int, entry: EntryRow, start: int) -> None:
-        """Take as much of one run as fits, at least one message when nothing was chosen yet. The run is in memory."""
+    def _cut(self, group: Group, part: RunPart) -> int:
+        """Take as much of one run as fits, at least one message when nothing was chosen yet; return how many. The run
+        is in memory.
+        """
+        partition, entry, start, stop = part
         first, number, count = entry[0], entry[3], entry[4]
-        stop = min(count, start + self._max_count - self.count)
+        stop = min(stop, start + self._max_count - self.count)
         try:
-            batch = StoredBatch(self._store.partitions[partition].message_log.view(entry[1], entry[10]))
-            sizes = batch.lengths(entry[5])[start:stop].astype(np.int64) + COLUMN_BYTES[batch.header.flags]
+            sizes = self._sizes_of(partition, entry)[start:stop]
         except KnownBad:
             if self.count:
-                return  # the sizes of its sound messages are not known, so it goes alone
+                return 0  # the sizes of its sound messages are not known, so it goes alone
             sizes = np.full(stop - start, entry[9] // count, np.int64)
         except QmqError:
             sizes = np.zeros(stop - start, np.int64)  # unreadable: it is not sent, and the cursor passes it
@@ -471,14 +603,26 @@ class PullSelection:
         fit = int(np.searchsorted(sizes, room, "right"))
         if not self.count:
             fit = max(fit, 1)
-        if not fit:
-            return
-        self.parts.append(RunPart(partition, entry, start, start + fit))
-        self._set(group, number, first + start + fit)
-        self._add(group, fit, int(sizes[fit - 1]))
+        if fit:
+            self.parts.append(RunPart(partition, entry, start, start + fit))
+            self._set(group, number, first + start + fit, fit)
+            self._add(group, fit, int(sizes[fit - 1]))
+        return fit
 
-    def _set(self, group: Group, numbers: Any, values: Any) -> None:
-        """Move the cursors of the subjects *numbers*, for which the array is long enough already."""
+    def _sizes_of(self, partition: int, entry: EntryRow) -> npt.NDArray[np.int64]:
+        """Return the bytes of each message of a run, in memory; those of the last run are kept."""
+        run = partition, entry[1], entry[5]
+        if self._sized != run:
+            batch = StoredBatch(self._store.partitions[partition].message_log.view(entry[1], entry[10]))
+            self._sizes = batch.lengths(entry[5]).astype(np.int64) + COLUMN_BYTES[batch.header.flags]
+            self._sized = run
+        return self._sizes
+
+    def _set(self, group: Group, numbers: Any, values: Any, passed: int) -> None:
+        """Move the cursors of the subjects *numbers*, for which the array is long enough already, past so many
+        messages.
+        """
+        self.passed += passed
         cursors = group.cursors.upto(0)
         self._undo.append((group.cursors, numbers, cursors[numbers].copy()))
         cursors[numbers] = values
@@ -486,9 +630,15 @@ class PullSelection:
     def _add(self, group: Group, count: int, size: int) -> None:
         group.dirty = True
         self.count += count
+        self._given += count
         self._bytes += size
         if self.count >= self._max_count or self._bytes >= self._max_bytes:
             self.full = True
+
+
+def _ended_in(part: RunPart | WholeRuns) -> int:
+    """Return how many runs end in a part."""
+    return len(part.rows) if isinstance(part, WholeRuns) else int(part.stop == part.entry[4])
 
 
 def _row_partitions(
@@ -504,12 +654,6 @@ def _at(index: npt.NDArray[np.intp] | None, number: int) -> int:
     return number if index is None else int(index[number])
 
 
-#: The least that is looked at in one go where messages may be filtered.
-WIDE_COUNT: Final = 8_192
-WIDE_BYTES: Final = 16 << 20
-#: How often one pull chooses again after all was filtered, before it goes on in the next turn.
-_MOST_ROUNDS: Final = 16
-_NOTHING: Final = FilteredParts([], 0, [], 0, 0, 0)
 _NO_SETTINGS: Final = ResolvedSettings()
 
 
@@ -535,81 +679,45 @@ class PullSelector:
 
     def choose(
         self, waiting: Waiting, max_count: int, need: int, max_bytes: int, due: DueRanks = NONE_DUE
-    ) -> tuple[PullSelection, FilteredParts | None]:
-        """Return the choice for a pull, and the filtered parts where the pull does not get all that was chosen. In a
-        group that heeds priorities, the choice ends at retries that are *due*.
+    ) -> PullSelection:
+        """Return the choice for a pull. In a group that heeds priorities, it ends at retries that are *due*.
 
-        ``count`` of the choice is the number of messages that the pull would get. A choice without any is passed.
+        A choice that has nothing for the pull, only messages that were filtered, skipped or have expired, is recorded.
+        Raises InternalError, with nothing changed.
         """
         self._due = due
-        rounds = _MOST_ROUNDS
-        while True:
-            again = rounds < _MOST_ROUNDS
-            selection, filtered_parts = self._filtered(waiting, max_count, need, max_bytes, again=again)
-            if filtered_parts is None or filtered_parts.matched or not filtered_parts.messages:
-                return selection, filtered_parts
-            self.skip(waiting.subscription, filtered_parts)
-            if filtered_parts.expired:
-                self.record(waiting.subscription, filtered_parts, 0)
-            rounds -= 1
-            if not rounds or not selection.full or selection.wanted is not None or selection.failed is not None:
-                return selection, _NOTHING
-
-    def _filtered(
-        self, waiting: Waiting, max_count: int, need: int, max_bytes: int, *, again: bool
-    ) -> tuple[PullSelection, FilteredParts | None]:
-        subscription = waiting.subscription
-        ledger = subscription.group.ledger
-        settings = _NO_SETTINGS if ledger is None else ledger.settings
-        message_filter = MessageFilter(
-            self._store, settings, self._tracker.now.wall_us, buries=subscription.member is not None
-        )
-        most, size = max_count, max_bytes
-        if settings.tags or settings.expire_after_us or again:
-            most, size = max(max_count, WIDE_COUNT), max(max_bytes, WIDE_BYTES)
-        selection = self._select(waiting, most, need, size)
-        if not message_filter.has_work(selection.parts):
-            return selection, None
-        filtered_parts = filter_parts(message_filter.state_ranges(selection.parts), max_count, MAX_PIECES)
-        if filtered_parts.matched < need and selection.left_slots:
-            selection.take_back()  # slots that were left to others have what the pull lacks
-            selection = self._select(waiting, most, most, size)
-            filtered_parts = filter_parts(message_filter.state_ranges(selection.parts), max_count, MAX_PIECES)
-        chosen = selection.count
-        fits = _fitting(filtered_parts, max_bytes)
-        if fits < filtered_parts.matched:
-            filtered_parts = filter_parts(message_filter.state_ranges(selection.parts), fits, MAX_PIECES)
-        if filtered_parts.messages < chosen:  # choose again, and leave the rest for the next pull
-            selection.take_back()
-            awaits_sync = selection.awaits_sync
-            selection = self._select(waiting, filtered_parts.messages, filtered_parts.messages, size)
-            selection.awaits_sync |= awaits_sync
-            filtered_parts = filter_parts(message_filter.state_ranges(selection.parts), max_count, MAX_PIECES)
-        selection.count = filtered_parts.matched
-        return selection, filtered_parts
+        selection = self._select(waiting, max_count, need, max_bytes)
+        if not selection.count and selection.passed:
+            self.record(waiting.subscription, selection, 0)
+            selection.parts = []
+        return selection
 
     def _select(self, waiting: Waiting, max_count: int, need: int, max_bytes: int) -> PullSelection:
         """Choose from the subscription's filters, for an at-most-once group only what is on disk."""
-        max_count = min(max_count, self._limits.max_pull_count)
-        if waiting.subscription.group.mode != AT_MOST_ONCE:
-            return self._select_any(waiting, max_count, need, max_bytes)
         selection = self._select_any(waiting, max_count, need, max_bytes)
-        count = self._on_disk.count(selection.parts, selection.count)
-        if count == selection.count:
+        if waiting.subscription.group.mode != AT_MOST_ONCE:
             return selection
-        selection.take_back()
-        if count < need:
-            if selection.count >= need:
-                self._on_disk.want(selection.taken())
-            selection = PullSelection(self._store, 0, 0, need)
-        else:
-            selection = self._select_any(waiting, count, need, max_bytes)
-        selection.awaits_sync = True
+        awaits_sync = False
+        while (count := self._on_disk.count(selection.parts, selection.count)) < selection.count:
+            selection.take_back()
+            awaits_sync = True
+            if count < need:
+                if selection.count >= need:
+                    self._on_disk.want(selection.taken())
+                selection = PullSelection(self._store, 0, 0, need)
+            else:
+                selection = self._select_any(waiting, count, need, max_bytes)
+        selection.awaits_sync = awaits_sync
         return selection
 
     def _select_any(self, waiting: Waiting, max_count: int, need: int, max_bytes: int) -> PullSelection:
-        selection = PullSelection(self._store, max_count, max_bytes, need, self._tracker.now.monotonic_us)
-        subscription = waiting.subscription
+        subscription, now = waiting.subscription, self._tracker.now
+        ledger = subscription.group.ledger
+        message_filter = MessageFilter(
+            self._store, _NO_SETTINGS if ledger is None else ledger.settings, now.wall_us,
+            buries=subscription.member is not None,
+        )  # fmt: skip
+        selection = PullSelection(self._store, max_count, max_bytes, need, now.monotonic_us, message_filter)
         if subscription.find_lanes(self._store) and subscription.group.heeds_priority:
             RankWalk(selection, subscription, self._due).choose(max_count)
             return selection
@@ -620,17 +728,21 @@ class PullSelector:
                     break
         return selection
 
-    def skip(self, subscription: Subscription, filtered_parts: FilteredParts) -> None:
-        """Count the messages that a choice leaves out for good."""
-        subscription.group.skipped += filtered_parts.skipped
-        subscription.group.filtered += filtered_parts.filtered
-        subscription.group.dirty = True
+    def record(self, subscription: Subscription, selection: PullSelection, size: int) -> tuple[int, int]:
+        """Record what has become of all messages that the choice has passed: the consumer has them, or they were
+        filtered or skipped; and that expired ones are dead. Return the delivery sequences.
 
-    def record(self, subscription: Subscription, filtered_parts: FilteredParts, size: int) -> tuple[int, int]:
-        """Record that a consumer has the messages, and that expired ones are dead. Return the delivery sequences."""
-        start, end = self._tracker.record_pull(subscription, filtered_parts.parts, size)
-        if filtered_parts.expired:
-            self._tracker.expire(subscription, [(start + low, start + high) for low, high in filtered_parts.expired])
+        Raises InternalError where that is not all of them: the choice is taken back then.
+        """
+        left_out = LeftOut(selection.filtered, selection.skipped, selection.looked_at)
+        try:
+            start, end = self._tracker.record_pull(subscription, selection.parts, size, selection.passed, left_out)
+        except InternalError:
+            selection.take_back()
+            raise
+        selection.keep()
+        if selection.expired:
+            self._tracker.expire(subscription, [(start + low, start + high) for low, high in selection.expired])
         return start, end
 
 
@@ -688,18 +800,3 @@ class RankWalk:
             if not selection.count:
                 selection.retries = rank, most
         return taken
-
-
-def _fitting(filtered_parts: FilteredParts, max_bytes: int) -> int:
-    """Return about how many of the messages fit into *max_bytes*, at least one."""
-    size = _bytes(filtered_parts.parts)
-    return filtered_parts.matched if size <= max_bytes else max(filtered_parts.matched * max_bytes // size, 1)
-
-
-def _bytes(parts: MessageParts) -> int:
-    return sum(
-        int(part.rows["run_size"].sum(dtype="u8"))
-        if isinstance(part, WholeRuns)
-        else part.entry[9] * (part.stop - part.start) // part.entry[4]
-        for part in parts
-    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
@@ -9,7 +10,6 @@ from typing import Final
 from qmq.broker.delivery.at_most_once import AtMostOnce, OnDiskWaits
 from qmq.broker.delivery.encode import AnswerEncoder
 from qmq.broker.delivery.fast_path import FastAnswer, FastPath
-from qmq.broker.delivery.filters import FilteredParts
 from qmq.broker.delivery.read_waits import ReadWaits
 from qmq.broker.delivery.select import NONE_DUE, DueRanks, PullSelection, PullSelector
 from qmq.broker.delivery.subscriptions import hidden_since
@@ -20,10 +20,12 @@ from qmq.broker.groups.membership import MessageKind, Offer
 from qmq.broker.ports.commands import Pull
 from qmq.broker.ports.effects import Buffer, Effect, PulledMessages, Refused, failed
 from qmq.broker.ports.limits import BrokerLimits
-from qmq.errors import QmqError, StorageError
+from qmq.errors import InternalError, QmqError, StorageError
 from qmq.format.layout import LANE_LOW
 from qmq.net.protocol.types import AT_MOST_ONCE
 from qmq.storage.store import NotInMemory, Store
+
+log = logging.getLogger("qmq.broker")
 
 #: The consumer may get nothing now, whatever is ready.
 BLOCKED: Final = -1
@@ -82,6 +84,10 @@ class PullServer:
         for _ in range(_MOST_PASSED):
             try:
                 found = self._try(waiting, final)
+            except InternalError as error:  # it would pass messages without a word about them
+                log.error("%s", error)
+                self.refuse(waiting, error)
+                return None
             except (QmqError, NotInMemory):
                 raise
             except Exception as error:  # this pull gets an answer, and the others their turn
@@ -115,7 +121,7 @@ class PullServer:
         if fast is not None:
             self._answer_fast(waiting, fast)
             return None
-        selection, filtered_parts = self._selector.choose(waiting, most, need, size, due=due)
+        selection = self._selector.choose(waiting, most, need, size, due=due)
         if selection.awaits_sync and selection.count < need:
             selection.take_back()
             return 0  # also past the deadline: the sync has been asked for, and wakes the pull
@@ -127,7 +133,7 @@ class PullServer:
             selection.take_back()
             return self._serve_blocking(waiting, most, due)
         if selection.count >= need:
-            return self._answer(waiting, selection, filtered_parts, final)
+            return self._answer(waiting, selection, final)
         if selection.failed is not None:
             selection.take_back()
             self.refuse(waiting, selection.failed)
@@ -139,7 +145,7 @@ class PullServer:
             self._arrivals.make_ready(filters)  # go on in the next turn
         reading = any(one.reading for subject_filter in filters for one in subject_filter.with_lanes())
         if not reading and (final or (bound and selection.count)):
-            return self._answer(waiting, selection, filtered_parts, final)
+            return self._answer(waiting, selection, final)
         if selection.count:
             selection.take_back()  # rows passed without a choice need not be looked at again
         return selection.count
@@ -173,7 +179,11 @@ class PullServer:
         pull, subscription = waiting.pull, waiting.subscription
         ranges: tuple[tuple[int, int, int], ...] = ()
         if subscription.member is not None:
-            start, end = self._tracker.record_pull(subscription, answer.parts, answer.size)
+            try:
+                start, end = self._tracker.record_pull(subscription, answer.parts, answer.size, answer.passed)
+            except InternalError:
+                self._fast_path.take_back(subscription, answer)
+                raise
             ranges = ((start, end - start, 1),)
         self._waiting_pulls.remove(waiting)
         subscription.filters[0].reads.clear()
@@ -245,45 +255,34 @@ class PullServer:
         for reads has read the same bytes, and they had left memory again.
         """
         with blocking_reads(self._store):
-            selection, filtered_parts = self._selector.choose(waiting, most, 1, _WAITED_BYTES, due=due)
+            selection = self._selector.choose(waiting, most, 1, _WAITED_BYTES, due=due)
             if selection.awaits_sync and not selection.count:
                 return 0
             if self._is_ahead(waiting, selection):
                 return self._reserve(waiting, selection)
             encoder = AnswerEncoder(self._store, self.damaged, checks=waiting.pull.checks)
-            buffers = encoder.encode(selection.parts if filtered_parts is None else filtered_parts.parts)
+            buffers = encoder.encode(selection.parts)
             failed = encoder.failed or selection.failed
             if failed is None or (buffers and encoder.failed is None):
-                return self._complete(waiting, selection, filtered_parts, encoder, buffers, False)
+                return self._complete(waiting, selection, encoder, buffers, False)
             selection.take_back()
             self.refuse(waiting, failed)
             return None
 
-    def _answer(
-        self, waiting: Waiting, selection: PullSelection, filtered_parts: FilteredParts | None, final: bool
-    ) -> int | None:
+    def _answer(self, waiting: Waiting, selection: PullSelection, final: bool) -> int | None:
         """Answer a pull with the choice. Return 0 when none of it could be read; the pull goes on behind it."""
         encoder = AnswerEncoder(self._store, self.damaged, checks=waiting.pull.checks)
-        buffers = encoder.encode(selection.parts if filtered_parts is None else filtered_parts.parts)
-        return self._complete(waiting, selection, filtered_parts, encoder, buffers, final)
+        buffers = encoder.encode(selection.parts)
+        return self._complete(waiting, selection, encoder, buffers, final)
 
     def _complete(
-        self,
-        waiting: Waiting,
-        selection: PullSelection,
-        filtered_parts: FilteredParts | None,
-        encoder: AnswerEncoder,
-        buffers: list[Buffer],
-        final: bool,
+        self, waiting: Waiting, selection: PullSelection, encoder: AnswerEncoder, buffers: list[Buffer], final: bool
     ) -> int | None:
         pull, subscription = waiting.pull, waiting.subscription
         size = sum(map(len, buffers))
         ranges: tuple[tuple[int, int, int], ...] = ()
-        if selection.count and filtered_parts is not None:
-            self._selector.skip(subscription, filtered_parts)
-        if subscription.member is not None and selection.count:
-            given = filtered_parts or FilteredParts(selection.parts, selection.count, [], 0, 0, selection.count)
-            buffers, size, ranges = self._record(subscription, given, encoder, buffers, size)
+        if selection.count:
+            buffers, size, ranges = self._record(subscription, selection, encoder, buffers, size)
             self._wake_freed(subscription)
         if selection.count and not buffers and not final:
             self._arrivals.make_ready(subscription.filters)
@@ -296,7 +295,7 @@ class PullServer:
                     lane.reads.clear()
             self._note_handed(subscription, selection.by_rank)
             if subscription.group.mode == AT_MOST_ONCE:
-                subscription.unconfirmed = selection.count if filtered_parts is None else filtered_parts.matched
+                subscription.unconfirmed = selection.count
         left_us = self._left_us(subscription)
         fields = buffers, size, selection.count, left_us, ranges, _tags_of(subscription)
         self._effects.append(PulledMessages(pull.connection, pull.request, *fields))
@@ -305,14 +304,16 @@ class PullServer:
     def _record(
         self,
         subscription: Subscription,
-        filtered_parts: FilteredParts,
+        selection: PullSelection,
         encoder: AnswerEncoder,
         buffers: list[Buffer],
         size: int,
     ) -> tuple[list[Buffer], int, tuple[tuple[int, int, int], ...]]:
         """Record that the consumer has the messages; return the answer without expired and unreadable ones."""
-        start, end = self._selector.record(subscription, filtered_parts, size)
-        if not encoder.left_out and not filtered_parts.expired:
+        start, end = self._selector.record(subscription, selection, size)
+        if subscription.member is None:
+            return buffers, size, ()
+        if not encoder.left_out and not selection.expired:
             return buffers, size, ((start, end - start, 1),)
         with blocking_reads(self._store):
             answer = self._tracker.redelivery.encode(

@@ -282,7 +282,9 @@ class Subscriptions:
             group = self.add(name, fields["mode"])
             group.restore(self._store, fields)
             self.by_ledger[number] = group
-            self._tracker.restore(group, number, msgpack.unpackb(ledger, strict_map_key=False))
+            packed_ledger = msgpack.unpackb(ledger, strict_map_key=False)
+            packed_ledger.setdefault("filtered", fields.get("filtered", 0))  # where an older checkpoint has it
+            self._tracker.restore(group, number, packed_ledger)
             for subject_filter in group.filters.values():
                 self._arrivals.watch(subject_filter)
 

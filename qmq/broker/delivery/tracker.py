@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 import msgpack
 import numpy as np
@@ -23,10 +23,27 @@ from qmq.broker.groups.priorities import rank_of
 from qmq.broker.journal.record_types import MOST_RANGES_A_RECORD, MessageRange, RecordKind, unflat
 from qmq.broker.ports.commands import DispositionRange, Heartbeat, Now, Pull, Subscribe
 from qmq.broker.ports.limits import BrokerLimits
-from qmq.errors import InvalidOption
+from qmq.errors import InternalError, InvalidOption
 from qmq.format.layout import ENTRY_DTYPE, LANE_ORDERED, MAX_DELAY_SHOWN, MAX_DELAY_US
-from qmq.net.protocol.types import BROADCAST, RELIABLE, ConsumerState, Disposition
+from qmq.net.protocol.types import BROADCAST, DISPOSITIONS, RELIABLE, ConsumerState
 from qmq.storage.store import Store
+
+#: Ranges of messages that were looked at, in one record of a pull.
+_LOOKED_AT_RANGES: Final = 2_048
+
+
+class LeftOut(NamedTuple):
+    """The messages that a pull passed and that no consumer gets: how many have none of the group's tags, and how many
+    have expired in a group without dead letters. *looked_at* are the messages among which these are: the others were
+    handed out by the same pull.
+    """
+
+    filtered: int
+    skipped: int
+    looked_at: MessageParts
+
+
+NOTHING_LEFT_OUT: Final = LeftOut(0, 0, [])
 
 
 class DeliveryTracker:
@@ -168,9 +185,9 @@ class DeliveryTracker:
                 f"at most {MOST_RANGES_A_RECORD:,} ranges go into one request, not {len(backs):,}; send several"
             )
         for disposition in {back.disposition for back in backs}:
-            if disposition not in tuple(Disposition):
+            if disposition not in DISPOSITIONS:
                 raise InvalidOption(
-                    f"there is no disposition {disposition}; use {', '.join(one.name.lower() for one in Disposition)}"
+                    f"there is no disposition {disposition}; use {', '.join(one.name.lower() for one in DISPOSITIONS)}"
                 )
         if max(back.delay_us or 0 for back in backs) > MAX_DELAY_US:
             raise InvalidOption(f"the delay of a redelivery is at most {MAX_DELAY_SHOWN}; give a shorter one")
@@ -244,20 +261,57 @@ class DeliveryTracker:
         share = share_of(self._store, subscription)
         return [rank for rank, several in ledger.retries.due_by_rank() if share is None or share.first(several)]
 
-    def record_pull(self, subscription: Subscription, parts: MessageParts, size: int) -> tuple[int, int]:
-        """Record a pull of new messages; return the interval of their delivery sequences."""
-        ledger, member = ledger_and_member(subscription)
-        has_lanes = self._store.subjects.has_lanes
-        ranges = ranges_of(self._store, parts, subscription.every_lane() if has_lanes else subscription.filters)
-        start = member.in_flight.next_sequence
-        while len(ranges) > MOST_RANGES_A_RECORD:
+    def record_pull(
+        self, subscription: Subscription, parts: MessageParts, size: int, passed: int,
+        left_out: LeftOut = NOTHING_LEFT_OUT,
+    ) -> tuple[int, int]:  # fmt: skip
+        """Record what has become of all messages that the group's cursors have *passed* in a pull: the consumer has
+        *parts*, and others are left out. Return the interval of the delivery sequences.
+
+        Raises InternalError, with nothing recorded, where these are not all messages, or more.
+        """
+        group, member = subscription.group, subscription.member
+        filters = subscription.every_lane() if self._store.subjects.has_lanes else subscription.filters
+        ranges = ranges_of(self._store, parts, filters) if parts else []
+        given, dropped = sum(messages.total for messages in ranges), left_out.filtered + left_out.skipped
+        if given + dropped != passed:
+            raise _unaccounted(group, passed, given, left_out)
+        ledger = group.ledger
+        group.skipped += left_out.skipped
+        if ledger is None:
+            return 0, 0
+        start = 0 if member is None else member.in_flight.next_sequence
+        if not dropped and member is None:  # of an at_most_once group no pull is recorded
+            return 0, 0
+        # Without a record of what was handed out, a start reads rows again, by cursors and blocks.
+        where = self._positions_read(subscription) if member is not None else []
+        while member is not None and len(ranges) > MOST_RANGES_A_RECORD:
             ledger.pulled(member, ranges[:MOST_RANGES_A_RECORD], 0, self.now.wall_us, [])
             del ranges[:MOST_RANGES_A_RECORD]
-        ledger.pulled(member, ranges, size, self.now.wall_us, self._positions_read(subscription))
+        if member is None or dropped:
+            looked_at = ranges_of(self._store, left_out.looked_at, filters)
+            self._record_passed(ledger, member, ranges, size, left_out, looked_at, where)
+        else:
+            ledger.pulled(member, ranges, size, self.now.wall_us, where)
+        if member is None:
+            return 0, 0
         if ledger.order is not None:
             ledger.order.given(member.number, ordered_runs(ledger.order, parts, start, may_be_copies=False))
         self.ack_deadlines.start(ledger, member, self.now)
         return start, member.in_flight.next_sequence
+
+    def _record_passed(
+        self, ledger: Ledger, member: Member | None, given: list[MessageRange], size: int, left_out: LeftOut,
+        ranges: list[MessageRange], where: list[Any],
+    ) -> None:  # fmt: skip
+        """Record a pull that has left out some messages of *ranges*."""
+        counts = left_out.filtered, left_out.skipped
+        if member is None:
+            given = []
+        while ranges:
+            some, ranges = ranges[:_LOOKED_AT_RANGES], ranges[_LOOKED_AT_RANGES:]
+            ledger.passed(member, some, size, self.now.wall_us, given, *counts, [] if ranges else where)
+            given, size, counts = [], 0, (0, 0)
 
     def keep_order(self, subscription: Subscription) -> None:
         """Keep the order of slots once a consumer follows a subject that has some."""
@@ -312,11 +366,12 @@ class DeliveryTracker:
 
     # --- start -------------------------------------------------------------------------------------------------------
 
-    def restore(self, group: Group, number: int, fields: dict[str, Any]) -> None:
-        """Restore a group's ledger from a checkpoint."""
-        group.ledger = self._make(number, group.mode)
-        group.ledger.restore(fields)
+    def restore(self, group: Group, number: int, fields: dict[str, Any]) -> Ledger:
+        """Restore a group's ledger from a checkpoint; return it."""
+        group.ledger = ledger = self._make(number, group.mode)
+        ledger.restore(fields)
         self._next_number = max(self._next_number, number + 1)
+        return ledger
 
     def recreate(self, group: Group, number: int) -> None:
         """Make the ledger of a group whose record is read at the start."""
@@ -346,9 +401,14 @@ class DeliveryTracker:
         """Apply a record of the pull log at the start. Records of unknown consumers change nothing."""
         ledger = group.ledger
         assert ledger is not None
-        if ledger.replay(kind, fields) and kind == RecordKind.PULL:
-            _, _, _, _, flat, where = fields
-            self._replay_cursors(group, where, unflat(flat))
+        if not ledger.replay(kind, fields):
+            return
+        if kind == RecordKind.PULL:
+            self._replay_cursors(group, fields[5], unflat(fields[4]))
+        elif kind == RecordKind.PASSED:
+            ranges, _, _, skipped, where = fields[4:]
+            group.skipped += skipped
+            self._replay_cursors(group, where, unflat(ranges))
 
     def _replay_cursors(self, group: Group, where: list[Any], ranges: list[MessageRange]) -> None:
         """Move a group's cursors behind the messages of a replayed pull."""
@@ -376,6 +436,15 @@ class DeliveryTracker:
         """Begin the session timeouts and ack deadlines after the start has read all records."""
         self.members.restore(self.ledgers.values(), self.now)
         self.ack_deadlines.restore(self.ledgers.values(), self.now)
+
+
+def _unaccounted(group: Group, passed: int, given: int, left_out: LeftOut) -> InternalError:
+    """Return the error for a pull that does not say what becomes of all messages that it passes."""
+    whose = "a solo consumer" if group.name is None else f"group {group.name}"
+    return InternalError(
+        f"a pull of {whose} would pass {passed:,} messages, but hand out {given:,}, filter {left_out.filtered:,} and "
+        f"skip {left_out.skipped:,}; nothing was changed, so that none is lost: this is a bug of the broker, report it"
+    )
 
 
 def _are_pairs(intervals: tuple[int, ...]) -> bool:

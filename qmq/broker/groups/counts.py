@@ -37,7 +37,7 @@ class GroupCounts:
             self.released += messages
         elif disposition == Disposition.REJECT:
             self.rejected += messages
-        else:
+        elif disposition == Disposition.NACK:
             self.nacked += messages
 
     def row(self) -> list[int]:

@@ -326,8 +326,6 @@ class Group:
         #: Messages that it never gets: dropped by retention, expired (in a group without dead letters), or maybe handed
         #: out before a crash.
         self.skipped = 0
-        #: Messages that have none of its tags.
-        self.filtered = 0
         #: Subscriptions of an at_most_once group, whose consumers have no state.
         self.readers = 0
         #: Its prefixes and their starts are on disk when ``Durable.has`` this ticket.
@@ -476,7 +474,6 @@ class Group:
             fields = {
                 "mode": self.mode,
                 "skipped": self.skipped,
-                "filtered": self.filtered,
                 "cursors": self.cursors.packed(),
                 "filters": [
                     (
@@ -502,7 +499,6 @@ class Group:
         """Take over cursors from ``packed``."""
         self.cursors.restore(*packed["cursors"])
         self.skipped = packed["skipped"]
-        self.filtered = packed["filtered"]
         for prefix, ordinal, start, positions, reserved, has_ended, lanes in packed["filters"]:
             begin = GroupStart(StartRule(*start), *_rows_at(store, positions))
             subject_filter = self.follow(prefix, begin, ordinal)

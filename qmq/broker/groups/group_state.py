@@ -61,7 +61,7 @@ class MessageEvent(enum.Enum):
     """The events that change the state of a message."""
 
     VISIBLE = "visible"  # it can be pulled (with flush: it is synced), or the group begins to follow its subject
-    FILTER = "filter"  # it has none of the group's tags
+    FILTER = "filter"  # it has none of the group's tags when a pull takes it
     RETENTION = "retention"  # its segment is dropped
     COPY_FAILED = "copy_failed"  # its segment is dropped, and retention could not read it to carry it forward
     SEEK_BACK = "seek_back"  # the cursor is set before it; another life of it, if any, goes on beside this one
@@ -101,8 +101,8 @@ def _message_life() -> Iterator[tuple[MessageState, MessageEvent, Transition]]:
     yield state.STORED, event.HANDOVER, Transition(state.RETRYING, (kind.OVER,))
     yield state.STORED, event.LAST_HANDOVER, Transition(state.DEAD, (kind.OVER,))
     yield state.STORED, event.RESTORE, Transition(state.RETRYING, (kind.RESTORED,))
-    yield state.READY, event.PULL, Transition(state.IN_FLIGHT, (kind.PULL,))
-    yield state.READY, event.FILTER, Transition(state.SKIPPED)
+    yield state.READY, event.PULL, Transition(state.IN_FLIGHT, (kind.PULL, kind.PASSED))
+    yield state.READY, event.FILTER, Transition(state.SKIPPED, (kind.PASSED,))
     yield state.READY, event.RETENTION, Transition(state.SKIPPED, (kind.MOVED,))
     yield state.READY, event.SEEK_PAST, Transition(state.SKIPPED, (kind.SEEK,))
     yield state.RETRYING, event.PULL, Transition(state.IN_FLIGHT, (kind.AGAIN,))
@@ -119,6 +119,7 @@ def _message_life() -> Iterator[tuple[MessageState, MessageEvent, Transition]]:
         yield in_flight, event.EARLIER_BACK, Transition(retry, (kind.BACK,))
         yield in_flight, event.REJECT, Transition(state.DEAD, (kind.BACK,))
         yield in_flight, event.EXPIRE, Transition(state.DEAD, (kind.BACK,))
+        yield in_flight, event.FILTER, Transition(state.SKIPPED, (kind.BACK,))
         yield in_flight, event.LEAVE, Transition(retry, leave)
         yield in_flight, event.SESSION_EXPIRY, Transition(state.QUARANTINED_RETRY, expiry)
         yield in_flight, event.LAST_SESSION_EXPIRY, Transition(state.DEAD, expiry)
@@ -196,6 +197,11 @@ class Ledger:
         self.version = 0
         self._changed = True  # since the last packed_bytes
         self._bytes = b""
+
+    @property
+    def filtered(self) -> int:
+        """How many messages no consumer gets, or gets again, since they have none of the group's tags."""
+        return self._returning.filtered
 
     def consumers_there(self) -> int:
         """Return how many consumers have a client."""
@@ -341,14 +347,41 @@ class Ledger:
         self.counts.delivered += pull.total
         return pull
 
+    def passed(
+        self, member: Member | None, ranges: list[MessageRange], size: int, now_us: int, given: list[MessageRange],
+        filtered: int, skipped: int, where: list[Any],
+    ) -> None:  # fmt: skip
+        """Note that a pull has passed the messages of *ranges*: the consumer has those of *given* in flight, and nobody
+        gets the others. *where* as in ``pulled``.
+        """
+        consumer, first = (0, 0) if member is None else (member.number, member.in_flight.next_sequence)
+        fields = [consumer, first, size, now_us, flat(ranges), flat(given), filtered, skipped, where]
+        self._record(RecordKind.PASSED, self._packed(fields))
+        self._returning.filtered += filtered
+        if member is not None and given:
+            self.was_again = False
+            self.counts.delivered += self._hold(member, given, size, now_us).total
+
+    def _passed(
+        self, number: int, first: int, size: int, now_us: int, ranges: list[int], given: list[int], filtered: int,
+        skipped: int, where: list[Any],
+    ) -> bool:  # fmt: skip
+        if given and not self._pulled(number, first, size, now_us, given, where):
+            return False
+        self._returning.filtered += filtered
+        return True
+
     def _pulled(self, number: int, first: int, size: int, now_us: int, fields: list[int], where: list[Any]) -> bool:
         member = self._consumers.there(number)
         if member is None:
             return False
         member.in_flight.skip_to(first)
-        member.pulled_us = now_us
-        member.in_flight.add([InFlightRange(messages, 1, 0) for messages in unflat(fields)], size, now_us)
+        self._hold(member, unflat(fields), size, now_us)
         return True
+
+    def _hold(self, member: Member, ranges: list[MessageRange], size: int, now_us: int) -> InFlightPull:
+        member.pulled_us = now_us
+        return member.in_flight.add([InFlightRange(messages, 1, 0) for messages in ranges], size, now_us)
 
     def pulled_again(self, member: Member, taken: list[TakenRetry], size: int, now_us: int) -> InFlightPull:
         """Put retries in flight."""
@@ -596,6 +629,7 @@ class Ledger:
             "handed": b"".join(self.handed),
             "restored": self.restored.packed(),
             "resends": self.resends.packed(),
+            "filtered": self.filtered,
         }
 
     def restore(self, fields: dict[str, Any]) -> None:
@@ -606,6 +640,7 @@ class Ledger:
         self.dead.restore(ItemLogClaim(*fields["dead"]))
         self.restored.restore(fields["restored"])
         self.resends.restore(fields["resends"])
+        self._returning.filtered = fields["filtered"]
         names = fields["handed"]
         self.handed = {names[at : at + HANDED_SIZE]: None for at in range(0, len(names), HANDED_SIZE)}
 
@@ -643,7 +678,7 @@ class Ledger:
         """Apply a record; return False if it is of a consumer whose join is lost."""
         self.version += 1
         self._changed = True
-        if kind in (RecordKind.PULL, RecordKind.AGAIN, RecordKind.ACK):
+        if kind in (RecordKind.PULL, RecordKind.PASSED, RecordKind.AGAIN, RecordKind.ACK):
             return self._follow(kind, fields)
         (member, retry, dead), *fields = fields
         self._consumers.next_number = max(self._consumers.next_number, member)
@@ -659,6 +694,8 @@ class Ledger:
     def _follow(self, kind: int, fields: list[Any]) -> bool:
         if kind == RecordKind.PULL:
             return self._pulled(*fields)
+        if kind == RecordKind.PASSED:
+            return self._passed(*fields)
         if kind == RecordKind.AGAIN:
             return self._pulled_again(*fields)
         member = self._consumers.there(fields[0])
@@ -741,6 +778,8 @@ class Returning:
     def __init__(self, retries: Retries, dead: ItemLog, counts: GroupCounts) -> None:
         self.settings = ResolvedSettings()
         self.order: OrderSlots | None = None
+        #: Messages that have none of the group's tags: no consumer gets them, or gets them again.
+        self.filtered = 0
         self._retries = retries
         self._dead = dead
         self._counts = counts
@@ -758,7 +797,11 @@ class Returning:
                 member.handled_us = now_us
                 self.setbacks.failed(end - start, self._counts.acked, now_us)
             self._counts.handed_back(disposition, end - start)
-            if disposition == Disposition.RELEASE:
+            if disposition == Disposition.FILTER:
+                self.filtered += end - start
+                if self.order is not None:
+                    self.order.settled(member.number, start, end)
+            elif disposition == Disposition.RELEASE:
                 self._retries.add_each(failed, False)  # retries get their numbers in order
                 failed.clear()
                 self._release(member, start, ranges, now_us, delay_us or 0, reasons[reason] or "released")

@@ -411,7 +411,7 @@ def _retries_of(
     member: Member, back: DispositionRange, settings: ResolvedSettings
 ) -> Iterator[tuple[int, int, int]]:  # fmt: skip
     """Yield (start, end, delay) of the messages of one disposition that are to come again."""
-    if back.disposition == Disposition.REJECT:
+    if back.disposition in (Disposition.REJECT, Disposition.FILTER):
         return
     start = back.start
     for in_flight in member.in_flight.between(back.start, back.end):

@@ -40,6 +40,8 @@ class RecordKind(enum.IntEnum):
     MOVED = 17  # number, partition, position before which all is dropped, skipped messages, [subject, lane, cursor]
     UNFOLLOW = 20  # number, the prefixes and subjects that it no longer follows
     FORWARD = 19  # numbers, retries, dead letters and messages in flight that point at copies from now on; now
+    PASSED = 22  # number, consumer or 0, first delivery sequence, bytes, now, ranges, those of them that the consumer
+    # has, how many of the others were filtered, how many skipped, positions of prefixes: a pull that left out messages
     RESENT = 21  # numbers, a resend, its selection, how far it is, its counts, dead letters, ranges, now
 
 

@@ -27,7 +27,9 @@ from qmq.storage.store import Hole, Store
 
 #: Records by which a group moves on. (Retention drops only messages whose records a checkpoint has, so MOVED and
 #: FORWARD can be done anew.)
-_MOVES_ON: Final = frozenset((RecordKind.PULL, RecordKind.AGAIN, RecordKind.MOVED, RecordKind.FORWARD))
+_MOVES_ON: Final = frozenset(
+    (RecordKind.PULL, RecordKind.PASSED, RecordKind.AGAIN, RecordKind.MOVED, RecordKind.FORWARD)
+)
 _REASON: Final = "the record of its handover is lost"
 _CHUNK_ROWS: Final = 8_192
 

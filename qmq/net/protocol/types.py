@@ -40,6 +40,12 @@ class Disposition(enum.IntEnum):
     NACK = 1
     RELEASE = 2
     REJECT = 3
+    #: By the broker alone: they have none of the group's tags any more.
+    FILTER = 4
+
+
+#: Those that a client may ask for.
+DISPOSITIONS: Final = (Disposition.NACK, Disposition.RELEASE, Disposition.REJECT)
 
 
 class ReportOutcome(enum.StrEnum):

@@ -21,7 +21,7 @@ from tests.broker.harness import Driven
 from tests.broker.retention.test_carry_forward import spoil
 from tests.broker.retention.test_retention import driven_in, send, settle
 from tests.broker.test_admin import ask
-from tests.broker.test_consuming import Consumer
+from tests.broker.test_consuming import Consumer, killed
 from tests.broker.transfer.test_restore import begin, group_frame, store
 from tests.format.test_private import run_of
 
@@ -33,6 +33,8 @@ BEYOND_MODEL: Final = {
     (MessageState.QUARANTINED_RETRY, MessageEvent.COPY_FAILED),
     (MessageState.IN_FLIGHT, MessageEvent.EXPIRE),
     (MessageState.QUARANTINED_IN_FLIGHT, MessageEvent.EXPIRE),
+    (MessageState.IN_FLIGHT, MessageEvent.FILTER),
+    (MessageState.QUARANTINED_IN_FLIGHT, MessageEvent.FILTER),
     (MessageState.IN_FLIGHT, MessageEvent.LAST_SESSION_EXPIRY),
     (MessageState.STORED, MessageEvent.HANDOVER),
     (MessageState.STORED, MessageEvent.LAST_HANDOVER),
@@ -148,6 +150,36 @@ def test_expire_in_quarantine(tmp_path: Path) -> None:
     written = records.take()
     assert [record.kind for record in written] == [RecordKind.AGAIN, RecordKind.BACK], "in flight alone, then dead"
     assert states(driven) == [MESSAGE_LIFE[MessageState.QUARANTINED_IN_FLIGHT, MessageEvent.EXPIRE].state]
+    driven.close()
+
+
+def test_filter_in_flight(tmp_path: Path) -> None:
+    driven = with_message(tmp_path)
+    consumer = Consumer(driven, "one", retry_delays_us=(0,))
+    assert consumer.pull() == [b"one"]
+    consumer.back(0, 1, Disposition.NACK)
+    ask(driven, "set_group", group="g", settings={"tags": ["vip"]})
+    records = WrittenRecords(driven)
+    assert consumer.pull() == []
+    assert [record.kind for record in records.take()] == [RecordKind.AGAIN, RecordKind.BACK], "in flight, then filtered"
+    assert states(driven) == [MESSAGE_LIFE[MessageState.IN_FLIGHT, MessageEvent.FILTER].state]
+    killed(driven)
+    assert states(driven) == [MessageState.SKIPPED]
+    driven.close()
+
+
+def test_filter_in_quarantine(tmp_path: Path) -> None:
+    driven = with_message(tmp_path)
+    consumer = Consumer(driven, "one")
+    assert consumer.pull() == [b"one"]
+    driven.advance(TIMEOUT_MS)
+    assert states(driven) == [MessageState.QUARANTINED_RETRY]
+    ask(driven, "set_group", group="g", settings={"tags": ["vip"]})
+    consumer.join()
+    records = WrittenRecords(driven)
+    assert consumer.pull() == []
+    assert [record.kind for record in records.take()] == [RecordKind.AGAIN, RecordKind.BACK]
+    assert states(driven) == [MESSAGE_LIFE[MessageState.QUARANTINED_IN_FLIGHT, MessageEvent.FILTER].state]
     driven.close()
 
 

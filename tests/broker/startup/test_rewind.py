@@ -16,7 +16,7 @@ from qmq.broker.journal.record_types import RecordKind
 from qmq.broker.ports.commands import Administer
 from qmq.broker.ports.effects import Administered
 from qmq.errors import Fenced
-from qmq.net.protocol.types import Disposition
+from qmq.net.protocol.types import DISPOSITIONS
 from qmq.storage.disk.disk import Disk
 from qmq.storage.meta.checkpoint import GROUP_STATE, GroupClaim, list_checkpoints, read_checkpoint
 from qmq.storage.pull_log.records import PullRecord, list_pull_files, pull_file_path, read_pull_log
@@ -101,7 +101,7 @@ def _act(chance: random.Random, driven: Driven, one: Consumer, acked: set[bytes]
         acked |= {one.got.pop(number)[0] for number in chosen}
     elif what < 0.8 and mine:
         number = chance.choice(mine)
-        one.back(number, number + 1, chance.choice(list(Disposition)))
+        one.back(number, number + 1, chance.choice(DISPOSITIONS))
         del one.got[number]
     elif what < 0.84:
         one.nonce = chance.randbytes(4)

@@ -14,6 +14,7 @@ from qmq.storage.store import Store
 
 HANDED_OUT: Final = "handed_out"
 ACKED: Final = "acked"
+PASSED_OVER: Final = "filtered"
 REDRIVEN: Final = "redriven"
 DELETED: Final = "deleted"
 SOUGHT: Final = "sought"
@@ -22,6 +23,7 @@ DISPOSITIONS: Final = {
     Disposition.NACK: "nacked",
     Disposition.RELEASE: "released",
     Disposition.REJECT: "rejected",
+    Disposition.FILTER: PASSED_OVER,
 }
 LEAVES: Final = {LeaveReason.LEFT: "left", LeaveReason.EXPIRED: "session_expired"}
 _BROUGHT: Final = {RecordKind.OVER: "handed_over", RecordKind.RESTORED: "restored", RecordKind.RESENT: "resent"}
@@ -95,6 +97,12 @@ def events_of(
             ends.append(end)
     begun.sort()
     events = {one for one, _ in begun} | {one.change for one in ends}
+    handed = {change.position for change, _ in begun}
+    for passed in found.passed.get(number, ()):
+        if passed.position not in handed and any(
+            offset_in(store, group, passed.messages, place) is not None for place in places
+        ):
+            events.add(MessageChange(passed.position, PASSED_OVER, passed.now_us, None, 0, ""))
     if events:
         events |= _changed_letters(found.letters.get(number, []), ends, begun, state, redriven_us)
     return _with_seeks(sorted(events), sought)[-MOST_EVENTS:]

@@ -50,6 +50,9 @@ _LETTERS: Final = _table(RecordKind.REDRIVE, RecordKind.FORGET)
 _OTHERS: Final = _BRINGS | _LETTERS | _table(RecordKind.JOIN, RecordKind.SEEK)
 _RETURNS: Final = _table(RecordKind.BACK, RecordKind.LEAVE, RecordKind.PART)
 
+#: Dispositions that may make dead letters.
+_MAY_BURY: Final = (Disposition.NACK, Disposition.REJECT)
+
 #: A consumer of a group, by their numbers.
 Consumer = tuple[int, int]
 
@@ -64,6 +67,14 @@ class GivenRange(NamedTuple):
     attempt: int
     now_us: int
     session_expiries: int = 0
+
+
+class PassedRange(NamedTuple):
+    """A range that a pull passed; those of its messages that no consumer got by the same record were filtered."""
+
+    position: int
+    messages: MessageRange
+    now_us: int
 
 
 class Settled(NamedTuple):
@@ -133,6 +144,7 @@ class FoundRecords:
 
     def __init__(self) -> None:
         self.given: defaultdict[int, list[GivenRange]] = defaultdict(list)  # by group
+        self.passed: defaultdict[int, list[PassedRange]] = defaultdict(list)  # by group
         self.settled: defaultdict[Consumer, list[Settled]] = defaultdict(list)
         self.departed: defaultdict[Consumer, list[LostHold]] = defaultdict(list)
         self.brought: defaultdict[int, list[Brought]] = defaultdict(list)  # by group
@@ -282,6 +294,10 @@ class RecordScan:
         pulls.pass_numbers(5)
         counts = pulls.counts() // _RANGE_FIELDS
         likely = self._brackets(pulls, counts, before=0, after=0)
+        passed = FieldWalk(data, piece.offsets[piece.kinds == RecordKind.PASSED])
+        passed.pass_octets(1)
+        passed.pass_numbers(5)
+        likely += self._brackets(passed, passed.counts() // _RANGE_FIELDS, before=0, after=0)
         again = FieldWalk(data, piece.offsets[piece.kinds == RecordKind.AGAIN])
         again.pass_octets(1)
         again.pass_numbers(5)
@@ -362,6 +378,10 @@ class RecordScan:
         who, given = (number, consumer), list[GivenRange]()
         if kind == RecordKind.PULL:
             several = [(messages, 1, 0) for messages in unflat(rest[0])]
+        elif kind == RecordKind.PASSED:
+            ranges, handed, _, skipped, _ = rest
+            several = [(messages, 1, 0) for messages in unflat(handed)]
+            self._note_passed(number, position, unflat(ranges), now_us, is_filtered=not skipped)
         else:
             several = [(MessageRange(*one[1:7]), one[7], one[8]) for one in rest[1]]
         for messages, attempt, expiries in several:
@@ -370,6 +390,15 @@ class RecordScan:
                 given.append(GivenRange(position, who, first, messages, attempt, now_us, expiries))
             first += messages.total
         return given
+
+    def _note_passed(
+        self, group: int, position: int, ranges: list[MessageRange], now_us: int, *, is_filtered: bool
+    ) -> None:  # fmt: skip
+        """Note ranges that a pull passed, and in which messages were filtered."""
+        for messages in ranges:
+            self._so_far.note(messages)
+            if is_filtered and any(may_have(messages, place) for place in self._places):
+                self.found.passed[group].append(PassedRange(position, messages, now_us))
 
     def _decode(self, piece: PullPiece, offset: int) -> tuple[list[Any] | None, int, int]:
         """Return the fields of a record (None where these bytes are no record), its position and its kind."""
@@ -535,10 +564,10 @@ class RecordScan:
                 for first, behind, disposition, _, reason in rows:
                     how = Disposition(disposition)
                     if self._has(who, first, behind):
-                        numbers = (letter, before) if how != Disposition.RELEASE else (0, 0)
+                        numbers = (letter, before) if how in _MAY_BURY else (0, 0)
                         settled = Settled(position, first, behind, how, reasons[reason], now_us, *numbers)
                         self.found.settled[who].append(settled)
-                    if how != Disposition.RELEASE:
+                    if how in _MAY_BURY:
                         before += behind - first  # as many letters at most
                         letter += behind - first if how == Disposition.REJECT else 0
             elif kind == RecordKind.LEAVE:

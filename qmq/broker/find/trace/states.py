@@ -25,11 +25,11 @@ import numpy as np
 from qmq.broker.delivery.filters import EXPIRED, FILTERED, SKIPPED, MessageFilter
 from qmq.broker.delivery.order.blocked import blocked_by
 from qmq.broker.error_log.error_log import RetryItem, unpacked
-from qmq.broker.find.trace.events import ACKED, DELETED, HANDED_OUT, REDRIVEN, SOUGHT, MessageChange
+from qmq.broker.find.trace.events import ACKED, DELETED, HANDED_OUT, PASSED_OVER, REDRIVEN, SOUGHT, MessageChange
 from qmq.broker.find.trace.places import MessagePlace, may_have, offset_in
 from qmq.broker.groups.group import Group, SubjectFilter
 from qmq.broker.groups.group_state import Ledger
-from qmq.broker.groups.message_ranges import PARTITIONS
+from qmq.broker.groups.message_ranges import PARTITIONS, MessageParts
 from qmq.names import takes
 from qmq.net.protocol.types import AT_MOST_ONCE
 from qmq.storage.store import Store
@@ -78,6 +78,8 @@ class GroupView:
                     break
                 steps += 1
                 yield
+            if held is not None and held.state == "retrying" and (why := self._without_tags()):
+                held = held._replace(reason=f"{held.reason}; {why}: it is not handed out again")
             after = self._cursor_state()
             self.found = after if held is None or (held.state == "dead" and after.state == "waiting") else held
             if not steps or before == (self._ledger.version, after):
@@ -178,13 +180,20 @@ class GroupView:
         chosen = MessageFilter(self._store, settings, self._now_us, buries=buries)
         (state,) = {one.state for one in chosen.state_ranges([place.run_part])}
         if state == FILTERED:
-            return GroupMessage("filtered", reason=f"it has none of the tags {', '.join(settings.tags)}")
+            return GroupMessage("filtered", reason=self._without_tags())
         number = place.entry[3]
         if place.sequence >= int(group.cursors.upto(number + 1)[number]):
             if state in (EXPIRED, SKIPPED):
                 return GroupMessage("expired", since_us=place.entry[2])
             return GroupMessage("waiting", since_us=place.entry[2], reason=blocked_by(self._store, group, number))
         return GroupMessage("handed_out" if group.mode == AT_MOST_ONCE else "acked")
+
+    def _without_tags(self) -> str:
+        """Return why the group would filter the message if it were to be handed out; "" if it would not."""
+        settings = self._ledger.settings
+        parts: MessageParts = [place.run_part for place in self._places[:1]]
+        states = {one.state for one in MessageFilter(self._store, settings, 0).state_ranges(parts)}
+        return f"it has none of the tags {', '.join(settings.tags)}" if FILTERED in states else ""
 
     def _begins_behind(self, subject_filter: SubjectFilter, place: MessagePlace) -> str | None:
         """Return how a filter begins behind the message; None where it does not."""
@@ -205,6 +214,9 @@ def with_events(found: GroupMessage, events: list[MessageChange]) -> GroupMessag
         return found
     if last.kind == ACKED:
         return GroupMessage("acked", last.consumer, last.time_us, last.attempt)
+    if last.kind == PASSED_OVER:
+        reason = found.reason or last.reason or "it had none of the group's tags then"
+        return GroupMessage("filtered", None, last.time_us, last.attempt, None, reason)
     deleted = next((event for event in events if event.kind == DELETED and event.position > last.position), None)
     if deleted is not None or (found.state == "acked" and last.kind != HANDED_OUT):
         since_us = last.time_us if deleted is None else deleted.time_us
