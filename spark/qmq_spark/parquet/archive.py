@@ -30,7 +30,7 @@ from qmq.archive.file_table import (
 from qmq.archive.files import Files, WritableFiles
 from qmq.archive.lock import ArchiveLock
 from qmq.archive.segments import SegmentSource
-from qmq.errors import StorageFailed
+from qmq.errors import ForeignFile, StorageFailed
 from qmq.format.layout import SEGMENT_HEADER_SIZE
 from qmq_spark.parquet.files import DayFiles, ParquetFile, directory_of
 from qmq_spark.parquet.merge import merge_small
@@ -91,11 +91,12 @@ def archive_parquet(
     """Write the missing messages of every sealed segment.
 
     *lock* is held, *run* is a unique name of the run; *progress* takes the bytes done and in all. Raises DirectoryInUse
-    if another run has taken the archive, BadBytes, StorageFull, StorageFailed.
+    if another run has taken the archive, ForeignFile if it has a segment of another directory of the same store,
+    BadBytes, StorageFull, StorageFailed.
     """
     done = ArchivedTables()
     table = before = read_table(files)
-    pieces = _pieces(source, segments, table, done)
+    pieces = _pieces(source, segments, files, table, done)
     total = sum(piece.size for piece in pieces)
 
     def read(more: int) -> None:
@@ -119,14 +120,25 @@ def archive_parquet(
     return done
 
 
-def _pieces(source: Files, segments: list[SegmentSource], table: FileTable, done: ArchivedTables) -> list[_Piece]:
-    """Return what is to be read: day by day, each segment from its beginning on."""
+def _pieces(
+    source: Files, segments: list[SegmentSource], files: Files, table: FileTable, done: ArchivedTables
+) -> list[_Piece]:
+    """Return what is to be read: day by day, each segment from its beginning on. Raise ForeignFile if more of a segment
+    is archived than it has.
+    """
     ends, found = table.ends(), list[_Piece]()
     for segment in segments:
         key = SegmentKey(segment.store_id.hex(), segment.partition, segment.base)
         if not segment.sealed:
             done.left += 1
-        elif ends.get(key, 0) >= segment.end:
+        elif ends.get(key, 0) > segment.end:
+            raise ForeignFile(
+                f"{files.name} has messages of {source.name}/{segment.path} up to position {ends[key]}, and the "
+                f"segment ends at {segment.end}: another directory of store {key.store_id} was archived there, a copy "
+                "of this one or its original; nothing was written. Give one of the two directories another id with qmq "
+                "repair --new-id, or archive to another place"
+            )
+        elif ends.get(key, 0) == segment.end:
             done.kept += 1
         else:
             done.segments += 1

@@ -18,7 +18,7 @@ from qmq.archive.file_table import path_of, second_of
 from qmq.archive.files import LocalFiles, Progress
 from qmq.archive.lock import ArchiveLock, this_process
 from qmq.archive.write import open_run
-from qmq.errors import DirectoryInUse, StorageFailed, StorageFull
+from qmq.errors import DirectoryInUse, ForeignFile, StorageFailed, StorageFull
 from qmq.format.build import RunContent, make_header
 from qmq_spark.parquet import archive as parquet_archiving
 from qmq_spark.parquet import files as parquet_files
@@ -340,3 +340,19 @@ def test_any_messages_come_back(tmp_path_factory: pytest.TempPathFactory, stays:
         archive(source, to, FakeDisk(), run=f"run-{number}")
     check(source, to)
     shutil.rmtree(directory)
+
+
+def test_a_segment_of_a_clone_that_ends_before_the_archived_one_is_refused(tmp_path: Path) -> None:
+    first, second, to = tmp_path / "first", tmp_path / "second", tmp_path / "archive"
+    store = open_store(first)
+    Sender(store).send("a", b"common")
+    close_cleanly(store)
+    shutil.copytree(first, second)
+    store = open_store(first)
+    Sender(store).send("a", b"only in the first")
+    close_cleanly(store)
+    archive(first, to)
+    before = files_in(to)
+    with pytest.raises(ForeignFile, match="qmq repair --new-id"):
+        archive(second, to, run="again")
+    assert files_in(to) == before
