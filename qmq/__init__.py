@@ -79,7 +79,7 @@ if TYPE_CHECKING:
     from qmq.net.client.find.finder import Finder, FindProgress
     from qmq.net.client.find.stored_message import StoredMessage
     from qmq.net.client.find.trace import GroupTrace, Trace, TraceEvent
-    from qmq.net.client.group_settings import GroupSettings, OnDifference
+    from qmq.net.client.group_settings import ChangedSettings, GroupSettings, OnDifference
     from qmq.net.client.options import Durability, Priority
     from qmq.net.client.producer.receipts import Receipt, Receipts
     from qmq.net.client.sync.admin import SyncAdmin
@@ -97,6 +97,7 @@ __all__ = [
     "BrokerStats",
     "BrokerStopping",
     "BrokersMissed",
+    "ChangedSettings",
     "Client",
     "ConnectionInfo",
     "ConnectionLost",
@@ -185,6 +186,7 @@ _LAZY: Final = {
     "GroupTotals": "qmq.net.client.admin.statistics",
     "Histogram": "qmq.net.client.admin.statistics",
     "SubjectStats": "qmq.net.client.admin.statistics",
+    "ChangedSettings": "qmq.net.client.group_settings",
     "Client": "qmq.net.client.client",
     "ConnectionInfo": "qmq.net.client.admin.broker_info",
     "Consumer": "qmq.net.client.consumer.consumer",

@@ -58,6 +58,8 @@ async def asynchronous() -> None:
         on_difference: qmq.OnDifference = "apply"
         async with client.subscribe("a.", group="g", mode=mode, on_difference=on_difference, **settings):
             pass
+            changed: qmq.ChangedSettings = {"tags": ["vip"]}
+            await client.admin.set_group("g", **changed)
             consumer.on_failed = lambda message, error: reveal_type(error) # BaseException
         async for subject in client.subjects("a."):
             reveal_type(subject.messages)                               # int
