@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-from qmq.broker.ports.effects import PulledMessages, Refused
+import pytest
+
+from qmq.broker.ports.commands import Subscribe
+from qmq.broker.ports.effects import PulledMessages, Refused, Subscribed
 from qmq.errors import Overloaded
+from qmq.format.layout import LANE_HIGH, LANE_LOW, LANE_ORDERED
+from qmq.net.protocol.types import AT_MOST_ONCE
 from tests.broker.harness import Driven
 from tests.broker.test_consuming import Consumer, filled, many
 
@@ -53,3 +59,24 @@ def test_waiting_pulls_of_a_connection_are_bounded_and_refused_by_name(tmp_path:
     assert isinstance(answer.error, Overloaded)
     driven.broker._delivery.refuse_waiting_pulls(Overloaded("the broker stops"))
     assert driven.broker.waiting_pulls() == 0
+
+
+@pytest.mark.parametrize("group", [{"group": None}, {"group": "g"}, {"group": "g", "mode": AT_MOST_ONCE}])
+@pytest.mark.parametrize("lane", [LANE_HIGH, LANE_LOW, LANE_ORDERED | 7])
+@pytest.mark.parametrize("is_there", [True, False])
+def test_messages_of_one_lane_alone_come_at_once_to_whoever_takes_their_subject(
+    tmp_path: Path, group: dict[str, Any], lane: int, is_there: bool
+) -> None:
+    driven = Driven(tmp_path)
+    if is_there:
+        driven.do(driven.send_command({"a": [b"1"]}, lane=lane))
+    command = Subscribe(1, driven.request(), prefixes=("a",), consumer="c", start="first", nonce=b"n", **group)
+    (subscribed,) = driven.do(command)
+    assert isinstance(subscribed, Subscribed)
+    said = driven.do(driven.pull_command(subscribed.subscription)._replace(timeout_ms=20_000))
+    if not is_there:
+        assert said == []
+        said = driven.do(driven.send_command({"a": [b"1"]}, lane=lane))
+    for _ in range(5):  # an at-most-once group writes a block first
+        said += driven.advance(1)
+    assert [one.messages for one in said if isinstance(one, PulledMessages)] == [1]
