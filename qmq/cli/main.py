@@ -41,7 +41,7 @@ COMMANDS: Final = {
     "peek": Command("messages", "Look at messages, and change nothing."),
     "find": Command("find", "Find stored messages by id, key, time or text."),
     "cancel": Command("messages", "Cancel a delayed message."),
-    "trace": Command("find", "Show what has become of a message in each group."),
+    "trace": Command("find", "Show what has become of messages, or what a consumer did."),
     "resend": Command("find", "Hand stored messages out again."),
     "subjects": Command("manage", "List subjects, or show one."),
     "groups": Command("manage", "List groups; show, change, seek and delete one."),

@@ -17,7 +17,6 @@ from qmq.cli.common.errors import EXIT_FAILED
 from qmq.cli.common.formatting import age, age_of, number, visible
 from qmq.cli.common.listing import Fields, is_for_people, output_options, show
 from qmq.cli.manage.blocked import blocked_text
-from qmq.console.snapshot import make_snapshot
 from qmq.errors import QmqError
 from qmq.net.client.address import parse_url
 from qmq.version import VERSION
@@ -138,6 +137,8 @@ async def _examine(url: str, timeout: float) -> list[Ailment]:
             consumers += [(group, consumer) for consumer in await client.admin.consumers(group)]
         stuck = list(islice((group.name for group in groups if _may_be_stuck(group, datetime.now(UTC))), _MOST_BLOCKED))
         blocked = [one for name in stuck for one in await client.admin.groups(name)]
+    from qmq.console.snapshot import make_snapshot
+
     waiting = make_snapshot(1, stats.at, [stats], {}, None).groups
     found = [*_of_broker(info), *_of_clock(clock), *_of_groups(groups, waiting, stats.at), *_of_consumers(consumers),
              *_of_order_keys(blocked, datetime.now(UTC))]  # fmt: skip

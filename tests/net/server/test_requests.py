@@ -170,8 +170,8 @@ def test_no_frame_does_more_than_raise(kind: int, flags: int, meta: bytes, paylo
 
 def test_hello_gives_the_name_of_the_client() -> None:
     named = {"protocol": 1, "client": "x" * 300, "name": "billing", "app": "shop"}
-    assert decode_hello(of(FrameKind.HELLO, meta=named)) == ("x" * 200, "billing", "shop", "")
-    assert decode_hello(of(FrameKind.HELLO, meta={"protocol": 1, "of tomorrow": 5})) == ("", "", "", "")
+    assert decode_hello(of(FrameKind.HELLO, meta=named)) == ("x" * 200, "billing", "shop", "", None)
+    assert decode_hello(of(FrameKind.HELLO, meta={"protocol": 1, "of tomorrow": 5})) == ("", "", "", "", None)
 
 
 @pytest.mark.parametrize("protocol", [None, 0, 2, "1", 10**9])

@@ -28,8 +28,8 @@ async def test_counts_agree_with_what_was_sent_and_acknowledged(tmp_path: Path) 
         assert (billing.name, billing.follows, billing.ready, billing.delivered, billing.acked) == (
             "billing", ["shop."], 20, 10, 10,
         )  # fmt: skip
-        assert billing.oldest is not None
-        assert timedelta() <= found.at - billing.oldest < timedelta(minutes=5)
+        assert billing.oldest_unacked is not None
+        assert timedelta() <= found.at - billing.oldest_unacked < timedelta(minutes=5)
         assert found.received == 130
         assert {one.name: (one.subjects, one.messages, one.received) for one in found.subjects} == {
             "shop": (3, 30, 30), "log": (1, 100, 100),

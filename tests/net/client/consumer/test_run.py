@@ -30,7 +30,7 @@ async def consuming(
     broker: BrokerProcess, subject: str, *bodies: bytes, **options: Any
 ) -> AsyncIterator[tuple[qmq.Client, qmq.Consumer]]:
     """Enter a consumer of a group named as its subject, in which these messages wait."""
-    async with asyncio.timeout(TIMEOUT_S), qmq.connect(broker.url) as client:
+    async with asyncio.timeout(TIMEOUT_S), qmq.connect(broker.url, name="worker-1") as client:
         await client.send_many(subject, bodies)
         async with client.subscribe(subject, group=subject, retry_delays=[0], **options) as consumer:
             yield client, consumer
@@ -122,7 +122,7 @@ async def test_a_handler_that_raises_nacks_and_the_run_goes_on(
     fields = ("message_id", "subject", "key", "attempt", "max_attempts", "retry_in")
     assert [getattr(first, name) for name in fields] == [letters[0].id, "raises", "order-1", 1, 2, 0.0]
     assert [getattr(second, name) for name in fields] == [letters[0].id, "raises", "order-1", 2, 2, None]
-    assert [getattr(first, name) for name in ("group", "program")] == ["raises", "pytest"]
+    assert [getattr(first, name) for name in ("group", "program")] == ["raises", "worker-1"]
     assert first.exc_info is not None
     assert first.exc_info[0] is ValueError
 
