@@ -138,7 +138,7 @@ def test_a_broker_on_an_older_copy_gives_no_id_twice(tmp_path: Path) -> None:
             (group,) = client.admin.groups("g")
             assert (group.ready, group.skipped, group.dead) == (0, 0, 0)
         if path == data and not lost:
-            shutil.copytree(data, copy)
+            shutil.copytree(data, copy, ignore=shutil.ignore_patterns("ping"))
         elif path == data:
             shown = CliRunner().invoke(cli, ["repair", str(copy), "--skip-ahead", "16GiB"])
             assert shown.exit_code == 0, shown.stdout
@@ -179,7 +179,7 @@ def test_a_clone_with_an_id_of_its_own_serves_beside_its_original(tmp_path: Path
         (info,) = client.admin.info()
         store_id = info.store_id
         assert at_once.id.startswith(store_id)
-    shutil.copytree(data, clone)
+    shutil.copytree(data, clone, ignore=shutil.ignore_patterns("ping"))
     with broker_process(data) as broker, broker_process(clone) as other:
         url = f"{broker.url},{other.url.removeprefix('qmq://')}"
         with pytest.raises(qmq.InvalidOption, match=r"qmq repair --new-id"), qmq.connect_sync(url) as client:
