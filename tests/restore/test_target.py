@@ -4,6 +4,7 @@ came.
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,24 @@ async def test_another_store_at_the_address_is_not_sent_to(tmp_path: Path, other
         if other is not None:
             (tmp_path / other).rename(process.path)
         process.start()
-        with pytest.raises(InvalidOption, match="begin it anew" if other is None else "name the broker that has it"):
+        with pytest.raises(InvalidOption, match="name the broker that has it"):
             await broker.store(frame_of(b"x"))
+        await broker.close()
+
+
+async def test_an_older_copy_of_the_store_is_not_sent_to(tmp_path: Path) -> None:
+    with broker_process(tmp_path / "a") as process:
+        (address,) = parse_url(process.url)
+        process.stop()
+        shutil.copytree(process.path, tmp_path / "older")
+        process.start()
+        broker = await broker_at(address, None)
+        await broker.begin()
+        await broker.store(frame_of(b"x"))
+        process.kill()
+        process.path.rename(tmp_path / "b")
+        (tmp_path / "older").rename(process.path)
+        process.start()
+        with pytest.raises(InvalidOption, match="begin it anew"):
+            await broker.store(frame_of(b"y"))
         await broker.close()
