@@ -31,7 +31,9 @@ def metrics_of(expressions: str) -> set[str]:
 
 
 async def scrape(directory: Path) -> str:
-    """The metrics of a broker with a consumer, a refused request, and a segment that is in an archive."""
+    """The metrics of a broker with a consumer, a refused request, a group whose messages wait, and a segment that is in
+    an archive.
+    """
     async with running(directory) as broker, qmq.connect(broker.url) as client:
         await client.send("shop.order", b"x")
         partition = broker.store.partitions[0]
@@ -39,6 +41,8 @@ async def scrape(directory: Path) -> str:
         base, end = partition.message_log.sealed[0]
         receipt = ArchiveReceipt(broker.store.store_id.hex(), 0, base, end, end - base, 0, "/backup/archive", 1)
         write_receipt(Disk(), partition.message_log.directory, receipt)
+        async with client.subscribe("shop.", group="idle"):
+            pass
         async with client.subscribe("shop.", group="billing") as consumer:
             (message,) = await consumer.pull(1)
             await message.ack()
