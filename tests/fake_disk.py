@@ -372,6 +372,15 @@ class FakeDisk(Disk):
     def size(self, fd: int) -> int:
         return self.files.size(fd)
 
+    def modified_us(self, path: Path) -> int:
+        self._begin("modified_us", path)
+        return self.files.modified_us(path)
+
+    def set_modified(self, path: Path, us: int) -> None:
+        self._begin("set_modified", path, path, us, changes=True)
+        self.files.set_modified(path, us)
+        self._end("set_modified", path, path, us)
+
     def data_end(self, fd: int) -> int:
         return self.files.data_end(fd)
 

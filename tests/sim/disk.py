@@ -33,14 +33,6 @@ class SimulatedDisk(FakeDisk):
         self.files.chance = self.chance
         #: Files that were opened to be written over since the last start: a stop may leave them torn.
         self.overwritten: set[str] = set()
-        self._modified_us = dict[Path, int]()
-
-    def modified_us(self, path: Path) -> int:
-        """As of a file that was written while the clock was far ahead, until that was noted."""
-        return self._modified_us.get(path, 1 << 62)
-
-    def set_modified(self, path: Path, us: int) -> None:
-        self._modified_us[path] = us
 
     def open(self, path: Path, flags: int, mode: int = 0o644) -> int:
         if flags & os.O_WRONLY and not flags & os.O_CREAT:
@@ -276,6 +268,12 @@ class SimulatedFiles(Disk):
     def size(self, fd: int) -> int:
         return self._files[fd].size
 
+    def modified_us(self, path: Path) -> int:
+        return self._named(path).modified_us
+
+    def set_modified(self, path: Path, us: int) -> None:
+        self._named(path).modified_us = us
+
     def room(self, path: Path) -> tuple[int, int]:
         """Enough for everything; what is full is told by a failing call."""
         return 1 << 40, 1 << 40
@@ -297,6 +295,13 @@ class SimulatedFiles(Disk):
         if directory is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
         return directory, name
+
+    def _named(self, path: Path) -> File:
+        directory, name = self._place(path)
+        file = directory.names.get(name)
+        if file is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+        return file
 
     def fsync_directory(self, path: Path) -> None:
         directory = self.directories.get(str(path).removesuffix("/"))

@@ -42,7 +42,7 @@ class _Version(NamedTuple):
 class File:
     """One inode. ``buffer`` is the page cache: maps are views of it."""
 
-    __slots__ = ("_older", "_sizes", "buffer", "dirty", "locked", "platter", "platter_size", "size")
+    __slots__ = ("_older", "_sizes", "buffer", "dirty", "locked", "modified_us", "platter", "platter_size", "size")
 
     def __init__(self) -> None:
         self.buffer = bytearray(_FIRST_BYTES)
@@ -53,6 +53,8 @@ class File:
         self.dirty: dict[int, list[_Version]] = {}
         self._sizes: list[int] = []  # since the last sync
         self.locked = -1
+        #: As if it was written while the clock was far ahead, until that is noted.
+        self.modified_us = 1 << 62
 
     def clone(self) -> File:
         """The same on another machine."""
@@ -62,6 +64,7 @@ class File:
         other.platter = dict(self.platter)
         other.dirty = {sector: list(versions) for sector, versions in self.dirty.items()}
         other._sizes = list(self._sizes)
+        other.modified_us = self.modified_us
         return other
 
     # --- the page cache ----------------------------------------------------------------------------------------------
