@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any, Final
 from unittest.mock import patch
 
 from qmq.errors import QmqError
+from qmq.net.client.address import Address
 from qmq.net.client.connection import BrokerConnection
 from qmq.net.client.heartbeat import HeartbeatSender
 from qmq.net.protocol import frames
@@ -64,6 +66,10 @@ class _Files:
         file = os.open(path, flags, mode)
         client.files.add(file)
         return file
+
+    def open_file(self, path: Any, flags: int, mode: int) -> int:
+        """As ``ownership`` opens one."""
+        return self.open(path, flags, mode)
 
     def close(self, file: int) -> None:
         client = self._world.current
@@ -157,10 +163,11 @@ class Beating(HeartbeatSender):
     async def _beat_on(self, loop: asyncio.AbstractEventLoop) -> None:
         await asyncio.sleep(self._interval_s)
         while True:
-            connection = BrokerConnection(_Nobody(), str(self._address()), loop)
+            address = self._target().address
+            connection = BrokerConnection(_Nobody(), str(address), loop)
             try:
                 async with asyncio.timeout(self._interval_s):
-                    await loop.create_connection(lambda: connection, self._address().host, self._address().port)  # noqa: B023
+                    await loop.create_connection(lambda: connection, address.host, address.port)  # noqa: B023
                     await connection.hello("qmq heartbeat")
                 while True:
                     await self._beat_and_wait(connection, loop)
@@ -177,10 +184,23 @@ class Beating(HeartbeatSender):
         await asyncio.sleep(self._interval_s)
 
 
+async def _in_thread(call: Callable[[], Any], *, daemon: bool = False) -> Any:
+    """``in_thread`` there: the world says when a thread is done, and one that is killed ends its process."""
+    return await asyncio.get_running_loop().run_in_executor(None, call)
+
+
+def _look_up(address: Address, flags: int = 0) -> list[tuple[Any, ...]]:
+    """``look_up`` there: each host has one address, which is its name."""
+    return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (address.host, address.port))]
+
+
 _MEMORY_ITEMS: Final = 4
 _CLIENT: Final = "qmq.net.client"
 _CLOCKS: Final = (
-    "failover.handover", "heartbeat", "broker_link", "consumer.pull", "options",
+    "backoff", "failover.handover", "heartbeat", "broker_link", "consumer.feed", "consumer.pull", "options",
+)  # fmt: skip
+_THREADS: Final = (
+    "in_thread", "connection", "broker_link", "failover.handover", "consumer.ack_file",
 )  # fmt: skip
 
 
@@ -191,8 +211,11 @@ def staged(world: World, directory: Path) -> Iterator[None]:
     pieces: list[tuple[str, object]] = [
         *((f"{_CLIENT}.{module}.time", clock) for module in _CLOCKS),
         *((f"{_CLIENT}.{module}.os", files) for module in ("failover.spool", "consumer.ack_file")),
+        *((f"{_CLIENT}.{module}.ownership", files) for module in ("failover.spool", "consumer.ack_file")),
         *((f"{_CLIENT}.{module}.os", chance) for module in ("brokers", "failover.handover")),
         *((f"{_CLIENT}.{module}.secrets", chance) for module in ("brokers", "failover.spool", "consumer.subscribe")),
+        *((f"{_CLIENT}.{module}.in_thread", _in_thread) for module in _THREADS),
+        (f"{_CLIENT}.dial_in_loop.look_up", _look_up),
         ("qmq.net.client.backoff.random", chance),
         ("qmq.net.client.broker_link.HeartbeatSender", Beating),
         # What fails goes to files soon, also while a checkpoint is written.
