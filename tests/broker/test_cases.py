@@ -10,7 +10,7 @@ from qmq.broker.ports.commands import Ack
 from qmq.broker.ports.effects import Acked, PulledMessages, Refused
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.errors import Fenced, InvalidOption, TooManyConsumers
-from qmq.net.protocol.types import Disposition
+from qmq.net.protocol.types import DISPOSITIONS, Disposition
 from tests.broker.harness import Driven, bodies_of, runs_of_answer
 from tests.broker.test_consuming import Consumer, filled, many
 
@@ -62,7 +62,7 @@ def test_a_nack_after_an_ack_and_an_ack_after_a_nack_change_nothing(tmp_path: Pa
     consumer.pull()
     consumer.ack(0)
     consumer.back(1, 2, delay_us=0)
-    for disposition in Disposition:
+    for disposition in DISPOSITIONS:
         with pytest.raises(Fenced):
             consumer.back(0, 1, disposition)
         with pytest.raises(Fenced):

@@ -434,7 +434,7 @@ def test_both_ways_do_the_same(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(100, 105))
 def test_a_kill_or_a_loss_of_power_finds_the_same_on_both_ways(seed: int) -> None:
     history = History(seed)
-    for _ in range(12):
+    for _ in range(20):
         for _ in range(history.chance.randrange(40)):
             history.step()
         history.crash()
