@@ -99,7 +99,7 @@ async def test_another_store_at_the_address_is_not_sent_to(tmp_path: Path, other
 
 
 async def test_an_older_copy_of_the_store_is_not_sent_to(tmp_path: Path) -> None:
-    with broker_process(tmp_path / "a") as process:
+    with broker_process(tmp_path / "a", segment_bytes=64 << 20) as process:
         (address,) = parse_url(process.url)
         process.stop()
         shutil.copytree(process.path, tmp_path / "older")

@@ -22,6 +22,9 @@ from tests.broker_process import broker_process
 from tests.storage.stops import fill
 from tests.storage.stores import Sender, close_cleanly, damage, open_store
 
+#: Segments of so many bytes are quick to copy.
+SMALL = 64 << 20
+
 
 @pytest.fixture
 def sender(tmp_path: Path) -> Sender:
@@ -123,7 +126,7 @@ def test_a_broker_on_an_older_copy_gives_no_id_twice(tmp_path: Path) -> None:
     lost = set[str]()
     given = set[str]()
     for path, ids in ((data, set[str]()), (data, lost), (copy, given)):
-        with broker_process(path) as broker, qmq.connect_sync(broker.url) as client:
+        with broker_process(path, segment_bytes=SMALL) as broker, qmq.connect_sync(broker.url) as client:
             with client.subscribe("shop.", group="g") as consumer:
                 receipts = [client.send("shop.order", b"%d" % number) for number in range(50)]
                 receipts += [client.send("shop.later", b"%d" % number, delay="1h") for number in range(20)]
@@ -155,7 +158,7 @@ def test_a_clone_with_an_id_of_its_own_serves_beside_its_original(tmp_path: Path
     a start reads everything.
     """
     data, clone = tmp_path / "data", tmp_path / "clone"
-    with broker_process(data) as broker, qmq.connect_sync(broker.url) as client:
+    with broker_process(data, segment_bytes=SMALL) as broker, qmq.connect_sync(broker.url) as client:
         client.send("shop.order", b"later", delay="1h")
         at_once = client.send("shop.order", b"soon", delay=0.1)
         cancelled = client.send("shop.order", b"cancelled", delay="1s")
@@ -180,7 +183,7 @@ def test_a_clone_with_an_id_of_its_own_serves_beside_its_original(tmp_path: Path
         store_id = info.store_id
         assert at_once.id.startswith(store_id)
     shutil.copytree(data, clone, ignore=shutil.ignore_patterns("ping"))
-    with broker_process(data) as broker, broker_process(clone) as other:
+    with broker_process(data, segment_bytes=SMALL) as broker, broker_process(clone, segment_bytes=SMALL) as other:
         url = f"{broker.url},{other.url.removeprefix('qmq://')}"
         with pytest.raises(qmq.InvalidOption, match=r"qmq repair --new-id"), qmq.connect_sync(url) as client:
             client.admin.info()
@@ -189,7 +192,7 @@ def test_a_clone_with_an_id_of_its_own_serves_beside_its_original(tmp_path: Path
     shown = CliRunner().invoke(cli, ["repair", str(clone), "--new-id"])
     assert (shown.exit_code, f"and was {store_id}" in shown.stdout) == (0, True), shown.output
     assert CliRunner().invoke(cli, ["verify", str(clone)]).exit_code == 0
-    with broker_process(data) as broker, broker_process(clone) as other:
+    with broker_process(data, segment_bytes=SMALL) as broker, broker_process(clone, segment_bytes=SMALL) as other:
         with qmq.connect_sync(f"{broker.url},{other.url.removeprefix('qmq://')}") as client:
             groups = client.admin.groups("g")
             rows = [(group.ready, group.in_retry, group.dead, group.delayed) for group in groups]
