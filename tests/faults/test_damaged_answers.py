@@ -90,6 +90,7 @@ async def test_a_damaged_frame_header_ends_the_connection_at_most(
     """Every other bit: who follows alone misses nothing, a group at most what that frame and the next one had."""
     monkeypatch.setattr("qmq.net.client.consumer.pull.ROUND", 0.1)
     monkeypatch.setattr("qmq.net.client.consumer.pull.LATE", 0.1)
+    monkeypatch.setattr("qmq.net.client.connection.STILL_AFTER", 0.1)
     monkeypatch.setattr("qmq.net.client.broker_link._TICK", 0.05)
     monkeypatch.setattr("qmq.net.client.broker_link.GOOD_AFTER", 0.0)  # else the waits between tries grow
     plan = FlipOne()
