@@ -231,3 +231,20 @@ def test_a_pull_that_checks_passes_a_spoiled_header(tmp_path: Path, group: str |
     if group is not None:
         assert isinstance(again, PulledMessages)
         assert [attempt for _, _, attempt in again.ranges] == [1, 1]
+
+
+def test_a_pull_again_that_cuts_a_batch_tells_of_its_header(tmp_path: Path) -> None:
+    """The first answer has the batch whole as it lies; the next one has room for a part of it, and need not check."""
+    driven = Driven(tmp_path, disk=FakeDisk())
+    position = driven.store.partitions[0].message_log.end
+    driven.send("a.x", b"0", b"1", b"2")
+    number = driven.subscribe("")
+    rot(driven, position, 78)
+    (answer,) = driven.do(driven.pull_command(number))
+    assert isinstance(answer, PulledMessages)
+    assert driven.broker.take_damaged() == []
+    for _ in range(2):
+        (again,) = driven.do(driven.pull_command(number, 2, expected=0))
+        assert bodies_of(runs_of_answer(again)) == []
+    (news,) = driven.broker.take_damaged()
+    assert f"(position {position} of partition 0)" in str(news)
