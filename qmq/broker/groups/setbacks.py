@@ -1,4 +1,4 @@
-"""What befell the consumers of a group of late: sessions that ended with messages in flight, and attempts that failed.
+"""The recent setbacks of a group: sessions that ended with messages in flight, and attempts that failed.
 
 It is kept in memory alone; a start that replays records learns of what they tell.
 """
@@ -47,7 +47,7 @@ class FailedAttempts(NamedTuple):
 
 
 class Setbacks:
-    """What befell the consumers of one group of late. Times are of the wall clock."""
+    """The recent setbacks of the consumers of one group. Times are of the wall clock."""
 
     def __init__(self) -> None:
         self._sessions: deque[EndedSession] = deque(maxlen=_MOST_SESSIONS)

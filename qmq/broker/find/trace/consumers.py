@@ -1,4 +1,4 @@
-"""What one consumer did: the records of the pull log that are its own, found beside the loop, and their messages.
+"""The trace of a consumer: its own records of the pull log, found beside the loop, and their messages.
 
 A consumer is meant by its id or by the name of its program, so several may be. The joins of the whole pull log say
 which numbers these had; after that, only the records from the wanted time on are looked at.

@@ -55,7 +55,7 @@ Subscribed = tuple[BrokerConnection, int]
 
 
 class _Outcome:
-    """What becomes of one disposition, which may be sent in pieces."""
+    """The outcome of one disposition, which may be sent in pieces."""
 
     __slots__ = ("error", "left", "slots", "waiters")
 

@@ -1,4 +1,4 @@
-"""Which order keys the workers of one run have in hand, and the messages that wait for theirs. No I/O; time is an
+"""The order keys that the workers of one run have in hand, and the messages that wait for them. No I/O; time is an
 argument.
 
 A worker takes only messages whose slot of order keys is free. Those of a busy slot are set aside for the worker that

@@ -49,7 +49,7 @@ class ConsumerEvent:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerTrace:
-    """What the consumers of a name did, the oldest event first.
+    """The events of the consumers of a name, the oldest first.
 
         for event in (await client.trace_consumer("worker-7")).events:
             print(event.time, event.kind, event.subject, event.count)
