@@ -37,11 +37,14 @@ class Scripted:
 
 
 async def test_any_number_of_waiters_cost_one_request() -> None:
-    source, seen = Scripted("a:1"), list[Snapshot]()
+    source, seen = Scripted("a:1", is_there=False), list[Snapshot]()
     async with Watch([source], [seen.append], fast_seconds=0.01, slow_seconds=0.01) as watch:
-        found = await asyncio.gather(*(watch.newer_than(0) for _ in range(100)))
-        assert {snapshot.number for snapshot in found} == {1}
+        waiters = [asyncio.create_task(watch.newer_than(0)) for _ in range(100)]
+        while not source.asked:
+            await asyncio.sleep(0)
         assert source.asked == 1
+        source.is_there.set()
+        assert {snapshot.number for snapshot in await asyncio.gather(*waiters)} == {1}
         assert (await watch.newer_than(0)) is watch.latest
         assert (await watch.newer_than(watch.latest.number)).number == source.asked
     assert [snapshot.number for snapshot in seen] == list(range(1, len(seen) + 1))

@@ -52,21 +52,24 @@ async def send_until_full(url: str, ledger: Ledger) -> int:
     async with qmq.connect(url, send_timeout=SHORT_S) as client:
         for taken in range(2 * SIZE // MESSAGE):
             entry = await send_one(client, ledger)
-            if entry.state != "acknowledged":
-                assert entry.state == "refused"
+            if entry.state == "refused":
                 return taken
+            # A slow machine: the time was up while the last try had no answer yet.
+            assert entry.state in ("acknowledged", "unknown")
     raise AssertionError("the disk took more than it has room for")
 
 
 async def refusal(url: str, durability: qmq.Durability) -> str:
-    """What a client is told whose message is refused."""
+    """What a client is told whose message is refused. A try without an answer when the time is up is none."""
     async with qmq.connect(url, durability=durability, send_timeout=SHORT_S) as client:
-        with pytest.raises(qmq.SendFailed) as caught:
-            await client.send("orders.refused", bytes(MESSAGE))
-    (failure,) = caught.value.failures
-    assert isinstance(failure.error, StorageFull)
-    assert failure.outcome == "refused"
-    return str(failure.error)
+        for _ in range(30):
+            with pytest.raises(qmq.SendFailed) as caught:
+                await client.send("orders.refused", bytes(MESSAGE))
+            (failure,) = caught.value.failures
+            assert isinstance(failure.error, StorageFull)
+            if failure.outcome == "refused":
+                return str(failure.error)
+    raise AssertionError("no message was refused")
 
 
 async def test_a_disk_that_fills_up_refuses_sends_until_there_is_room(disk: SmallDisk) -> None:

@@ -97,12 +97,15 @@ class AnswerEncoder:
         damaged: list[QmqError],
         batches: dict[tuple[int, int], StoredBatch] | None = None,
         checks: bool = False,
+        reports_reads: bool = True,
     ) -> None:
         """*batches* are those whose header was checked for the same answer, by (partition, position). With *checks* no
-        batch is sent as it lies, so that each header is checked.
+        batch is sent as it lies, so that each header is checked. Without *reports_reads* only bad headers are added to
+        *damaged*, since the reads that the disk refuses were reported before.
         """
         self._store = store
         self._checks = checks
+        self._reports_reads = reports_reads
         self._batches = batches
         self._damaged = damaged
         self._buffers: list[Buffer] = []
@@ -216,9 +219,10 @@ class AnswerEncoder:
 
     def _note(self, error: QmqError) -> None:
         self.left_out = True
-        if isinstance(error, StorageFailed):
+        is_refused = isinstance(error, StorageFailed)
+        if is_refused:
             self.failed = error
-        if not isinstance(error, KnownBad):
+        if not isinstance(error, KnownBad) and (self._reports_reads or not is_refused):
             self._damaged.append(error)
 
 

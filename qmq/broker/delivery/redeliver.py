@@ -207,9 +207,9 @@ class Redelivery:
         now_us: int, *, checks: bool = False,
     ) -> PullAnswer:  # fmt: skip
         several = list(self._wanted(subscription, lookup, start, end, max_count, max_bytes))
-        # The first delivery may have sent a batch as it lies, where this one reads its header. Damage that was reported
-        # before is not reported again.
-        answer, encoder = PullAnswer([], 0, []), AnswerEncoder(self._store, self.damaged, lookup.batches, checks)
+        answer = PullAnswer([], 0, [])
+        # The first delivery may have sent a batch as it lies, where this one reads its header.
+        encoder = AnswerEncoder(self._store, self.damaged, lookup.batches, checks, reports_reads=checks)
         buffers = encoder.encode([part for one in several for part in one.parts])
         if not encoder.left_out and all(one.is_whole() for one in several):
             for sequence, in_flight, _ in several:
@@ -254,7 +254,7 @@ class Redelivery:
     ) -> None:  # fmt: skip
         """Add what can be read of a range to the answer; where that is not all, try both halves."""
         messages = in_flight.messages
-        encoder = AnswerEncoder(self._store, self.damaged, lookup.batches)
+        encoder = AnswerEncoder(self._store, self.damaged, lookup.batches, reports_reads=False)
         buffers = encoder.encode(parts)
         is_whole = not encoder.left_out and sum(map(_count, parts)) >= messages.total
         if is_whole or (messages.total == 1 and buffers):
