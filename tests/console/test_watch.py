@@ -19,6 +19,7 @@ class Scripted:
     def __init__(self, broker: str, *, is_there: bool = True) -> None:
         self.broker = broker
         self.asked = 0
+        self.was_asked = asyncio.Event()
         self.is_there = asyncio.Event()
         self.refuses = ""
         self.is_closed = False
@@ -27,6 +28,7 @@ class Scripted:
 
     async def stats(self) -> BrokerStats:
         self.asked += 1
+        self.was_asked.set()
         await self.is_there.wait()
         if self.refuses:
             raise ConnectionLost(self.refuses)
@@ -40,8 +42,7 @@ async def test_any_number_of_waiters_cost_one_request() -> None:
     source, seen = Scripted("a:1", is_there=False), list[Snapshot]()
     async with Watch([source], [seen.append], fast_seconds=0.01, slow_seconds=0.01) as watch:
         waiters = [asyncio.create_task(watch.newer_than(0)) for _ in range(100)]
-        while not source.asked:
-            await asyncio.sleep(0)
+        await source.was_asked.wait()
         assert source.asked == 1
         source.is_there.set()
         assert {snapshot.number for snapshot in await asyncio.gather(*waiters)} == {1}
