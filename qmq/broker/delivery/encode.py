@@ -219,10 +219,11 @@ class AnswerEncoder:
 
     def _note(self, error: QmqError) -> None:
         self.left_out = True
-        is_refused = isinstance(error, StorageFailed)
-        if is_refused:
+        if isinstance(error, StorageFailed):
             self.failed = error
-        if not isinstance(error, KnownBad) and (self._reports_reads or not is_refused):
+            if not self._reports_reads:
+                return
+        if not isinstance(error, KnownBad):
             self._damaged.append(error)
 
 
