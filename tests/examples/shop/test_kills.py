@@ -40,7 +40,7 @@ class Billing:
 
     def orders(self, step: str) -> list[str]:
         """Return the orders that were begun, or ended."""
-        return re.findall(rf" shop.billing INFO {step} (\S+)$", "\n".join(self.lines), re.MULTILINE)
+        return re.findall(rf" INFO shop.billing: {step} (\S+)$", "\n".join(self.lines), re.MULTILINE)
 
     def wait_for(self, step: str, count: int) -> None:
         """Wait until that many orders were begun, or ended."""
