@@ -18,6 +18,7 @@ from qmq.net.protocol.types import AT_MOST_ONCE, Disposition
 from tests.broker.delay.test_delay import delay
 from tests.broker.harness import Driven
 from tests.broker.test_admin import ask
+from tests.broker.test_cold_reads import cold
 from tests.broker.test_consuming import Consumer, killed
 
 
@@ -455,3 +456,19 @@ def test_what_waits_for_an_order_key_is_counted(tmp_path: Path, prefix: str) -> 
     two.ack(0)
     assert counted() == [4, 2, 1, 1]
     driven.close()
+
+
+@pytest.mark.parametrize("prefix", ["a.", "a.x"])
+def test_the_oldest_message_is_known_also_where_its_row_has_to_be_read(tmp_path: Path, prefix: str) -> None:
+    """Else no alert would tell of a group that is dead since before the broker's start."""
+    driven, disk, _ = cold(tmp_path, messages=100)
+    driven.auto_read = True
+    driven.subscribe(prefix)
+    stored_us = row(driven)["oldest_unacked_us"]
+    driven.advance(1_000)
+    driven.restart()
+    disk.forget()
+    driven.auto_read = False
+    seen = row(driven)
+    assert (seen["ready"], seen["oldest_unacked_us"]) == (100, stored_us)
+    driven.auto_read = True
