@@ -95,7 +95,9 @@ class ShortWay:
         handed = list[PulledMessages]()
         for subject_filter in watching:
             if subject_filter.waiting:
-                given = self._hand(next(iter(subject_filter.waiting.values())), batch, row, entry, now)
+                given = None
+                if not self.is_unfinished:  # where a pull is left to the turn, none of its group comes before it
+                    given = self._hand(next(iter(subject_filter.waiting.values())), batch, row, entry, now)
                 if given is None:
                     arrivals.wake(subject_filter, 0, entry)
                     self.is_unfinished = True
@@ -260,16 +262,18 @@ class ShortWay:
         return 1, (None, [], []) if acks is None else (None, handed, acks)
 
     def _write(self, handed: list[PulledMessages]) -> list[Acked] | None:
-        """Write the records of pulls; return the answers to acks that go with them. Return None while the disk takes
-        nothing: a turn tries again, and keeps back the answers until it can.
+        """Write the records of pulls; return the answers to acks that go with them. Return None where that is left to
+        the turn: one of the pulls of the batch is, so all records are written at once; or the disk takes nothing, and
+        the turn keeps back the answers until it does.
         """
         acks = self._gate.take_later(handed)
-        try:
-            self._store.groups.write()
-        except StorageError:
-            # The buffer that a batch was received into is used again, as soon as this returns.
-            kept = [one._replace(buffers=[bytes(buffer) for buffer in one.buffers]) for one in handed]
-            self._effects += [*acks, *kept]
-            self.is_unfinished = True
-            return None
-        return acks
+        if not self.is_unfinished:
+            try:
+                self._store.groups.write()
+                return acks
+            except StorageError:
+                self.is_unfinished = True
+        # The buffer that a batch was received into is used again, as soon as this returns.
+        kept = [one._replace(buffers=[bytes(buffer) for buffer in one.buffers]) for one in handed]
+        self._effects += [*acks, *kept]
+        return None

@@ -53,6 +53,8 @@ OF_SHORT_WAY: Final = (
     _guard("note that a consumer lives", "ShortWay._hand", skip("member.seen_us = monotonic_us")),
     _guard("read on behind the last row", "SubjectFilter.move", skip("self.row_cursors[0] = row")),
     _guard("wake the others", "ShortWay.send", skip("arrivals.wake(subject_filter, 0, entry)")),
+    _guard("let no pull come before one that is left to the turn", "ShortWay.send", always("not self.is_unfinished")),
+    _guard("write the records of all pulls at once", "ShortWay._write", always("not self.is_unfinished")),
     _guard("answer when the record is written", "ShortWay._write", skip("self._store.groups.write()")),
     _guard("keep answers back while the disk is full", "ShortWay._write", skip("self.is_unfinished = True")),
     _guard("keep the bytes of answers that wait", "ShortWay._write", instead("[*acks, *kept]", "[*acks, *handed]")),

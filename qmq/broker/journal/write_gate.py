@@ -40,8 +40,6 @@ class WriteGate:
         self._log = store.groups.pull_log
         self._effects = effects
         self._withheld: list[Effect] = []
-        #: Why the last write failed.
-        self.failed: StorageError | None = None
         self._later: dict[int, list[Acked]] = {}  # by connection
         self._later_us = 0  # when they are due
 
@@ -90,35 +88,35 @@ class WriteGate:
                     released += self._later.pop(effect.connection, ())
         self._effects[:0] = released  # before the messages that they may be a part of
 
-    def _write(self) -> None:
-        """Write the staged records. While that fails (a full disk), the answers that depend on them wait."""
+    def _write(self) -> StorageError | None:
+        """Write the staged records. While that fails (a full disk), the answers that depend on them wait; return the
+        error.
+        """
         groups = self._store.groups
         if not groups.staged and not self._withheld and not groups.broken:
-            return
+            return None
         try:
             groups.write()
         except SyncFailed as error:
             self._withhold()
             self._effects += [_refused(effect, error) for effect in self._withheld]
             self._withheld.clear()
-            self.failed = error
-            return
+            return error
         except StorageError as error:
             self._withhold()
-            self.failed = error
-            return
-        self.failed = None
+            return error
         if self._withheld:
             self._effects += self._withheld
             self._withheld.clear()
+        return None
 
     def write_all(self) -> None:
         """Write the staged records, unless the log is broken. Raise StorageFull or StorageFailed; then they stay
         staged.
         """
-        self._write()
-        if self.failed is not None and not isinstance(self.failed, SyncFailed):
-            raise self.failed
+        error = self._write()
+        if error is not None and not isinstance(error, SyncFailed):
+            raise error
 
     def next_deadline_us(self, now_us: int) -> int | None:
         """Return when to write next."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 from qmq.broker.journal.write_gate import LATER_US
-from qmq.broker.ports.commands import Ack, Disconnected
-from qmq.broker.ports.effects import Acked, Effect, PulledMessages, Refused, Sent
+from qmq.broker.ports.commands import Ack, Administer, Disconnected
+from qmq.broker.ports.effects import Acked, Administered, Effect, PulledMessages, Refused, Sent
 from tests.broker.harness import Driven
 from tests.fake_disk import FakeDisk
 
@@ -95,6 +96,16 @@ def test_a_checkpoint_writes_acks_and_closed_connections_get_no_answer(tmp_path:
     assert kept.driven.do(Disconnected(1)) == []
     assert kept.driven.store.groups.staged == 0
     assert kept.driven.advance(LATER_US // 1_000) == []
+    kept.driven.close()
+
+
+def test_a_checkpoint_does_not_fail_for_a_write_that_was_made_good(tmp_path: Path) -> None:
+    kept = Kept(tmp_path)
+    kept.disk.fail("pwritev", 1, errno.ENOSPC)
+    fields = {"group": "g", "settings": {"max_unacked": 7}}
+    said = kept.driven.do(Administer(1, kept.driven.request(), "set_group", fields))
+    assert [type(one) for one in said] == [Administered], "the sync that its answer waits for has written the record"
+    kept.driven.checkpoint()
     kept.driven.close()
 
 
