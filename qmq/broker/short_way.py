@@ -150,15 +150,15 @@ class ShortWay:
             or in_flight.size + answer > settings.max_unacked_bytes
             or checks
             or subject_filter.reading
-            or not subject_filter.is_next(number, first, row)
             or not self._gate.is_clear(monotonic_us)
         ):
             return None
-        subject_filter.move(number, first + count, row + 1)
+        messages = range_of_run(self._store, 0, entry, subject_filter)
+        if not subject_filter.pass_run(number, first, first + count, row, messages.total):
+            return None
         where = []
         if not subject_filter.exact:
             where = [[subject_filter.prefix, subject_filter.positions_now(self._store, [self._intake.visible(0)])]]
-        messages = range_of_run(self._store, 0, entry, subject_filter)
         ledger.pulled(member, [messages], size, wall_us, where)
         member.seen_us = monotonic_us
         self._waiting_pulls.remove(waiting)

@@ -20,6 +20,9 @@ from typing import Any
 import pytest
 
 from bench.bare_server import START_US, BareServer
+from qmq.broker import short_way
+from qmq.broker.groups.message_ranges import range_of_run
+from qmq.broker.journal.record_types import MessageRange
 from qmq.broker.ports.commands import Send
 from qmq.broker.ports.effects import Sent
 from qmq.broker.ports.limits import BrokerLimits
@@ -562,12 +565,12 @@ def test_a_message_of_another_subject_that_nobody_waited_for_delays_no_pull() ->
     assert short.short_frames == before + 2, "both went the short way"
 
 
-def _waiting(seed: int) -> History:
+def _waiting(seed: int, prefix: str = "orders.") -> History:
     """Return a history in which a pull of connection 0 waits, after messages 1 to 3 of connection 1: what follows is
     simple.
     """
     history = History(seed)
-    fields = {"group": "g", "prefixes": ["orders."], "consumer": "c", "nonce": b"n", "client": b"c"}
+    fields = {"group": "g", "prefixes": [prefix], "consumer": "c", "nonce": b"n", "client": b"c"}
     history.write(0, encode_frame(FrameKind.SUBSCRIBE, 2, frames.pack_meta(fields)))
     for number in range(1, 4):  # new producers, subjects and cursors take the general way
         history.write(0, _pull(history, 20_000))
@@ -753,6 +756,21 @@ def test_the_turn_writes_the_records_of_all_pulls_if_one_is_left_to_it() -> None
     assert history.seen["MESSAGES"] == 2, "by one write on both ways"
 
 
+@pytest.mark.parametrize("prefix", ["orders.", "orders.paid"])
+def test_a_pull_that_does_not_account_for_what_it_passes_is_left_to_the_turn(
+    prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    history = _waiting(21, prefix)
+
+    def shorter(*run: Any) -> MessageRange:
+        messages = range_of_run(*run)
+        return messages._replace(total=messages.total - 1)
+
+    monkeypatch.setattr(short_way, "range_of_run", shorter)
+    history.write(1, _several(history, 4, 3))
+    assert len(history.in_flight[0, 1]) == 3 + 3, "it has them all, and a record says so"
+
+
 def test_a_refused_ack_is_told_with_messages_that_come_at_once() -> None:
     """An ack that may wait is answered with the next messages, also by a send of another connection."""
     history = _handed(17, {})
@@ -877,13 +895,13 @@ def test_a_batch_waits_for_those_that_are_staged_before_it() -> None:
     for number in range(3):
         history.write(1, _lone(history, 1, number))
     server = history.sides[0].server
-    short_way = server.broker.short_way
-    assert short_way is not None
+    way = server.broker.short_way
+    assert way is not None
     staged, next_one = (memoryview(bytearray(_lone(history, 1, number)[frames.FRAME_SIZE :])) for number in (3, 4))
     server.broker.handle(Send(1, 9, staged, False), server.now)
-    assert short_way.send(1, 10, next_one, len(next_one), False, server.now) is None
+    assert way.send(1, 10, next_one, len(next_one), False, server.now) is None
     server.broker.turn(server.now)
-    assert short_way.send(1, 10, next_one, len(next_one), False, server.now) is not None
+    assert way.send(1, 10, next_one, len(next_one), False, server.now) is not None
     sent = [effect for effect in server.broker.take_effects() if isinstance(effect, Sent)]
     assert [one.request for one in sent] == [9]
 
@@ -905,15 +923,15 @@ def test_a_write_that_fails_leaves_nothing_behind_the_end() -> None:
     for number in range(3):
         history.write(1, _lone(history, 1, number))
     disk, server = history.sides[0].disk, history.sides[0].server
-    short_way = server.broker.short_way
-    assert short_way is not None
+    way = server.broker.short_way
+    assert way is not None
     batch = memoryview(bytearray(_several(history, 3, 1, 1_900)[frames.FRAME_SIZE :]))
     before = contents(disk)
     for _ in range(9):  # nothing, a part, or all of the bytes are there when a write fails
         disk.fail("pwritev", 1, errno.ENOSPC)
-        assert short_way.send(1, 9, batch, len(batch), False, server.now) is None
+        assert way.send(1, 9, batch, len(batch), False, server.now) is None
         assert contents(disk) == before
-    assert short_way.send(1, 9, batch, len(batch), False, server.now) is not None
+    assert way.send(1, 9, batch, len(batch), False, server.now) is not None
 
 
 def test_a_broker_that_stops_takes_nothing_the_short_way() -> None:

@@ -267,27 +267,28 @@ class SubjectFilter:
         cursors = self.group.cursors.known
         return (cursors.item(number) if number < len(cursors) else 0) < store.subjects.ends.item(number)
 
-    def is_next(self, number: int, first: int, row: int) -> bool:
-        """Return whether a run that it takes, from sequence *first* of a subject on, in that row of the only partition,
-        is the next to hand out: all before is handed out, and no start has to be asked.
-        """
-        cursors = self.group.cursors.known
-        cursor = cursors.item(number) if number < len(cursors) else 0
-        if self.exact:
-            return first == cursor != 0
-        return self.row_cursors[0] == row and first >= cursor != 0
+    def pass_run(self, number: int, first: int, end: int, row: int, total: int) -> bool:
+        """Move behind a run that it takes, if that is the next to hand out, and *total* messages of it are: sequences
+        [first, end) of a subject, in that row of the only partition. Return False, with nothing changed, otherwise.
 
-    def move(self, number: int, cursor: int, row: int) -> None:
-        """Move behind messages that are handed out: the cursor of their subject, and the row to read next from the only
-        partition.
+        It is the next where all before is handed out, and no start has to be asked.
         """
         group = self.group
-        group.cursors.known[number] = cursor
+        cursors = group.cursors.known
+        cursor = cursors.item(number) if number < len(cursors) else 0
+        if not cursor or end - first != total:
+            return False
         if self.exact:
-            self.passed = row
+            if first != cursor:
+                return False
+            self.passed = row + 1
         else:
-            self.row_cursors[0] = row
+            if self.row_cursors[0] != row or first < cursor:
+                return False
+            self.row_cursors[0] = row + 1
+        cursors[number] = end
         group.dirty = True
+        return True
 
     def subject(self, store: Store) -> int | None:
         """Return the number of the exact subject in its lane, or None before its first message."""
