@@ -15,9 +15,10 @@ from qmq.broker.ports.effects import Administered, PulledMessages, Refused, Subs
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.errors import Fenced, UnknownGroup
 from qmq.net.protocol.types import RESENT_BIT, KnownConsumer
-from tests.broker.group_state import WrittenRecords, content, ledger_of, letter_of
+from qmq.storage.pull_log.records import PullRecord
+from tests.broker.group_state import WrittenRecords, content, handed_of, ledger_of, letter_of
 from tests.broker.harness import Driven, runs_of_answer
-from tests.broker.model import Consumer, Given, Group, Refusal
+from tests.broker.model import Consumer, Given, Group, Handed, Refusal
 from tests.broker.model_log import Log, Message
 from tests.sim.disk import SimulatedDisk
 from tests.sim.life import DIRECTORY
@@ -34,7 +35,8 @@ FIRST_SETTINGS = (
 
 #: Records that are written only where the state of a message changes.
 ONLY_WITH_MESSAGES = {
-    RecordKind.PULL, RecordKind.AGAIN, RecordKind.ACK, RecordKind.BACK, RecordKind.REDRIVE, RecordKind.FORGET,
+    RecordKind.PULL, RecordKind.PASSED, RecordKind.AGAIN, RecordKind.ACK, RecordKind.BACK, RecordKind.REDRIVE,
+    RecordKind.FORGET,
 }  # fmt: skip
 
 
@@ -82,6 +84,8 @@ class GroupCalls(RuleBasedStateMachine):
         self.counts: Counter[str] = Counter()
         self.steps: Counter[tuple[MessageState, MessageEvent]] = Counter()
         self.records = WrittenRecords(self.driven)
+        #: Those that were read since the last check.
+        self.written: list[PullRecord] = []
         #: The broker and the ledger of the group when the counts of its statistics began, and the steps until then.
         self.counted: tuple[object, object, Counter[tuple[MessageState, MessageEvent]]] = None, None, Counter()
         self.group: Group | None = None
@@ -99,13 +103,14 @@ class GroupCalls(RuleBasedStateMachine):
         return self.driven.now.wall_us
 
     def ask(self, action: str, **fields: Any) -> dict[str, Any]:
-        (answer,) = self.driven.do(Administer(1, self.driven.request(), action, {"group": "g", **fields}))
+        (answer,) = self.driven.do_whole(Administer(1, self.driven.request(), action, {"group": "g", **fields}))
         assert isinstance(answer, Administered), answer
         return answer.fields
 
     def check(self) -> None:
         """Check that consumers, messages in flight, retries and dead letters are as in the model."""
-        written = {record.kind for record in self.records.take()}
+        written = {record.kind for record in self.written + self.records.take()}
+        self.written.clear()
         if self.group is None:
             assert "g" not in self.driven.broker.groups
             return
@@ -114,6 +119,7 @@ class GroupCalls(RuleBasedStateMachine):
         (row,) = self.ask("groups")["rows"]
         self.check_statistics(row, before)
         letters = [letter_of(row, self.log) for row in self.ask("dead_letters")["rows"]]
+        assert row["filtered"] == self.group.filtered
         assert content(self.driven, row, letters) == self.group.content(self.now_us)
 
     def check_steps(self, written: set[int]) -> None:
@@ -210,7 +216,13 @@ class GroupCalls(RuleBasedStateMachine):
         self.check()
         return True
 
+    def handed(self) -> list[Handed]:
+        """Return what the records say that were written since the last check."""
+        self.written += self.records.take()
+        return handed_of(self.driven, self.written)
+
     def given(self, answer: PulledMessages, name: str) -> list[Given]:
+        """Return the messages of an answer."""
         runs = runs_of_answer(answer)
         bodies = [Message(run.subject, run.lane, run.first_sequence + at) for run in runs for at in range(run.count)]
         numbers = [(first + at, attempt % RESENT_BIT) for first, count, attempt in answer.ranges for at in range(count)]
@@ -230,5 +242,7 @@ class GroupCalls(RuleBasedStateMachine):
         for name, value in given.items():
             if name == "retry_delays_us":
                 self.group.delays_us = tuple(value)
+            elif name == "tags":
+                self.group.tags = frozenset(value)
             else:
                 setattr(self.group, name, value)

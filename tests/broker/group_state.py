@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from itertools import zip_longest
 from typing import Any, Final
+
+import msgpack
 
 from qmq.broker.error_log.error_log import unpacked, without
 from qmq.broker.groups.group_state import Ledger
 from qmq.broker.groups.message_ranges import RunPart, parts_of
-from qmq.broker.journal.record_types import MessageRange
+from qmq.broker.journal.record_types import InFlightRange, MessageRange, RecordKind, unflat
 from qmq.format.layout import PULL_FILE_HEADER_SIZE, RETRY_DTYPE
 from qmq.storage.disk.disk import read_around
 from qmq.storage.error_log.items import unpack_items
 from qmq.storage.pull_log.records import PULL_LOG_NAME, PullRecord, list_pull_files, pull_file_path, record_at
 from tests.broker.harness import Driven
-from tests.broker.model import GroupContent, Letter, Place, Waiting, shown
+from tests.broker.model import Given, GroupContent, Handed, Letter, Place, Waiting, shown
 from tests.broker.model_log import Log, Message
 
 #: As much of the pull log as is read at once.
@@ -92,6 +95,31 @@ def waiting_of(driven: Driven, ledger: Ledger) -> list[Waiting]:
             left = [part for messages in left for part in without(messages, taken)]
         rest = retry.due_us, retry.attempt, retry.session_expiries, retry.quarantined
         found += [Waiting(_named(driven, messages), *rest) for messages in left]
+    return found
+
+
+def handed_of(driven: Driven, records: Iterable[PullRecord]) -> list[Handed]:
+    """Return what records say that pulls have handed out, each with its number among the ranges of its record."""
+    found = []
+    for record in records:
+        if record.kind not in (RecordKind.PULL, RecordKind.AGAIN, RecordKind.PASSED):
+            continue
+        _, _, first, _, _, *fields = msgpack.unpackb(record.payload)
+        several, passed = list[InFlightRange](), list[Message]()
+        if record.kind == RecordKind.AGAIN:
+            several = [InFlightRange.of(one[1:]) for one in fields[1]]
+        else:
+            ranges = unflat(fields[0 if record.kind == RecordKind.PULL else 1])
+            several = [InFlightRange(messages, 1, 0) for messages in ranges]
+        given = list[Given]()
+        for part, (messages, attempt, session_expiries) in enumerate(several):
+            for message in _named(driven, messages):
+                given.append(Given(first + len(given), message, attempt, session_expiries, part))
+        if record.kind == RecordKind.PASSED:
+            mine = {one.message for one in given}
+            passed = [one for messages in unflat(fields[0]) for one in _named(driven, messages) if one not in mine]
+            assert (len(passed), 0) == (fields[2], fields[3]), "it counts what it filtered, and skips nothing"
+        found.append(Handed(tuple(given), tuple(passed), record.kind == RecordKind.AGAIN))
     return found
 
 

@@ -16,6 +16,9 @@ these: it makes messages ready again, and retries and dead letters stay.
   handled message expires the session; with quarantined messages each takeover does.
 - A resend makes retries of the first attempt of all messages that have none of these lives; dead ones among them are
   dead no more.
+- A group with tags is through with messages that have none of them: such a message is filtered where a pull comes to
+  it, as a new message or a retry, or a consumer asks for it again. A message that has expired is handed out then as
+  well, and is a dead letter at once. Which of them a pull comes to is left to the broker: its records say so.
 - A nack or release takes back what its consumer has behind it in the slot of its order key, as releases with its delay.
 - Pulls of messages with priorities and order keys follow the rules of model_pull.py.
 - Calls of a consumer that expired, left or was taken over from are refused, and change nothing.
@@ -28,7 +31,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from qmq.broker.groups.group_state import MessageEvent, MessageState
 from qmq.broker.ports.commands import DispositionRange
@@ -57,6 +60,16 @@ class Given(NamedTuple):
     attempt: int
     session_expiries: int
     part: int = 0
+
+
+class Handed(NamedTuple):
+    """What one record of a pull says: the messages that the consumer has since then, those that it does not get among
+    them, and new messages that were filtered. *is_again*: they are retries.
+    """
+
+    given: tuple[Given, ...]
+    filtered: tuple[Message, ...]
+    is_again: bool
 
 
 class InFlightMessage(NamedTuple):
@@ -178,6 +191,9 @@ class Consumer:
         return found
 
 
+_NOTHING: Final = Handed((), (), is_again=False)
+
+
 class Group:
     """One group, from when it is made until it is deleted."""
 
@@ -204,6 +220,13 @@ class Group:
         #: What lower ranks than the high and the normal one have coming.
         self.credit = [Fraction(0), Fraction(0)]
         self.priority_share = 0.0
+        #: The group takes messages that have one of these tags, all without; and those that are not older than this.
+        self.tags: frozenset[str] = frozenset()
+        self.expire_after_us = 0
+        #: Its tags or expiry have decided about a message.
+        self.has_selected = False
+        #: Messages that were filtered, by any of their lives.
+        self.filtered = 0
         #: Slots of which something was handed out since the group was last sought, and all that were there before it.
         self.begun: set[Slot] = set()
         #: The broker may forget rows of slots that it has passed, and find them in another order.
@@ -294,16 +317,93 @@ class Group:
 
     # --- pulls -------------------------------------------------------------------------------------------------------
 
-    def give(self, one: Consumer, expected: int, max_count: int, given: Sequence[Given], now_us: int) -> str:
-        """Take the answer to a pull; fail unless it is one that the rules allow. Return its kind."""
+    def fate(self, message: Message, now_us: int) -> MessageEvent:
+        """Return what a pull makes of a message: PULL, FILTER or EXPIRE."""
+        log = self.log
+        if self.tags and self.tags.isdisjoint(log.tags.get(message, ())):
+            return MessageEvent.FILTER
+        is_over = message in log.expire_at_us and log.expire_at_us[message] <= now_us
+        is_old = self.expire_after_us and log.stored_us[message] <= now_us - self.expire_after_us
+        return MessageEvent.EXPIRE if is_over or is_old else MessageEvent.PULL
+
+    def give(
+        self, one: Consumer, expected: int, max_count: int, handed: Sequence[Handed], given: Sequence[Given],
+        now_us: int,
+    ) -> str:  # fmt: skip
+        """Take the answer to a pull, and what its records say; fail unless they are as the rules allow. Return the kind
+        of the answer.
+        """
+        self._settle(one, [number for number in one.in_flight if number >= expected], now_us)
         again = [(number, *in_flight[:3]) for number, in_flight in sorted(one.in_flight.items()) if number >= expected]
         if again:
+            assert not handed
             assert [each[:4] for each in given] == again[: min(max_count, self.max_unacked)]
             return "in_flight"
+        kind, wanted = "nothing", list[Given]()
+        for number, each in enumerate(handed):
+            assert not wanted, "an answer has the messages of one record"
+            wanted = [each for each in each.given if self.fate(each.message, now_us) is MessageEvent.PULL]
+            is_last = number == len(handed) - 1
+            if not each.is_again and not wanted and not is_last:
+                self._pass(one, each, now_us)  # it came to nothing, and went on
+                continue
+            kind = self._give(one, each, max_count, now_us)
+        if not wanted and (not handed or handed[-1].is_again):
+            kind = self._give(one, _NOTHING, max_count, now_us)
+        assert [each[:4] for each in given] == [each[:4] for each in wanted], "it gets all that is left, and no more"
+        return kind
+
+    def _settle(self, one: Consumer, numbers: Iterable[int], now_us: int) -> None:
+        """Filter or bury what is in flight with these delivery sequences, and is not wanted."""
+        for number in sorted(numbers):
+            in_flight, state = one.in_flight[number], one.state
+            event = self.fate(in_flight.message, now_us)
+            if event is MessageEvent.PULL:
+                continue
+            del one.in_flight[number]
+            one.returned.add(number)
+            self._handled(one)
+            if event is MessageEvent.FILTER:
+                self._filter([in_flight.message], state)
+            else:
+                own_us = self.log.expire_at_us.get(in_flight.message, now_us + 1)
+                self.seen["expired at its time" if own_us <= now_us else "expired by age"] += 1
+                self._bury([in_flight], "expired", state, event)
+
+    def _filter(self, messages: Collection[Message], state: MessageState) -> None:
+        self.has_selected = self.has_selected or bool(messages)
+        self.filtered += len(messages)
+        self.seen["filtered"] += len(messages)
+        self.steps += [Step(state, MessageEvent.FILTER, MessageState.SKIPPED)] * len(messages)
+        self.ended.update(dict.fromkeys(messages, MessageState.SKIPPED))
+
+    def _pass(self, one: Consumer, handed: Handed, now_us: int) -> None:
+        """Pass new messages: the consumer has some of them, and others are filtered."""
+        for message in (*handed.filtered, *(each.message for each in handed.given)):
+            self.ready.remove(message)
+            if (slot := message.slot) is not None:
+                self.begun.add(slot)
+        assert all(self.fate(message, now_us) is MessageEvent.FILTER for message in handed.filtered)
+        assert all(self.fate(each.message, now_us) is not MessageEvent.FILTER for each in handed.given)
+        self._filter(handed.filtered, MessageState.READY)
+        if any(self.fate(each.message, now_us) is MessageEvent.EXPIRE for each in handed.given):
+            self.has_selected = True
+        if handed.given:
+            self.was_again = False
+        self.steps += [Step(MessageState.READY, MessageEvent.PULL, MessageState.IN_FLIGHT)] * len(handed.given)
+        self._check_parts(handed.given)
+        for part in dict.fromkeys(each.part for each in handed.given):
+            several = [each for each in handed.given if each.part == part]
+            self._hold(one, several, Waiting((), 0, 1, 0, quarantined=False))
+        self._settle(one, [each.sequence for each in handed.given], now_us)
+
+    def _give(self, one: Consumer, handed: Handed, max_count: int, now_us: int) -> str:
+        """Take what one record says of a pull, the last one of it or one of retries. Return its kind."""
+        given: Sequence[Given] = handed.given
         assert [one.sequence for one in given] == list(range(one.next_sequence, one.next_sequence + len(given)))
         room = self.max_unacked - len(one.in_flight)
         if one.is_quarantined or room <= 0:
-            assert not given, "it was to be given nothing"
+            assert handed == _NOTHING, "it was to be given nothing"
             return "nothing"
         slots = Slots(self)
         alone = [waiting for waiting in self.waiting if waiting.due_us <= now_us and waiting.quarantined]
@@ -313,35 +413,36 @@ class Group:
             if not one.in_flight:
                 if self.clearing is one:
                     self.clearing = None
+                assert handed.is_again
                 self._give_alone(one, slots, mine, given, min(max_count, self.max_unacked))
+                self._settle(one, [each.sequence for each in given], now_us)
                 return "quarantined"
             if self.clearing is one:
-                assert not given, "it is to hold nothing first"
+                assert handed == _NOTHING, "it is to hold nothing first"
                 return "nothing"
         elif not alone or self.clearing is one:
             self.clearing = None
-        pull = PullCheck(self, one, slots, given, min(max_count, room), now_us)
+        wanted = [each for each in given if self.fate(each.message, now_us) is MessageEvent.PULL]
+        checked, unwanted = given, list[Message]()
+        if not handed.is_again:
+            checked = wanted
+            unwanted = [*handed.filtered, *(each.message for each in given if each not in wanted)]
+        pull = PullCheck(self, one, slots, checked, min(max_count, room), now_us, unwanted)
         pull.check()
+        assert handed.is_again is bool(pull.again)
         if pull.again:
-            self._note_handed(given)
+            if wanted:
+                self._note_handed(given)
             self._give_again(one, given, pull.again)
+            self._settle(one, [each.sequence for each in given], now_us)
             return "again"
-        self._give_fresh(one, given)
-        return "fresh" if given else "nothing"
-
-    def _give_fresh(self, one: Consumer, given: Sequence[Given]) -> None:
-        if not given:
-            return
-        for each in given:
-            self.ready.remove(each.message)
-            if (slot := each.message.slot) is not None:
-                self.begun.add(slot)
-        self.was_again = False
-        self.steps += [Step(MessageState.READY, MessageEvent.PULL, MessageState.IN_FLIGHT)] * len(given)
-        self._check_parts(given)
-        for part in dict.fromkeys(each.part for each in given):
-            self._hold(one, [each for each in given if each.part == part], Waiting((), 0, 1, 0, quarantined=False))
-        self._note_handed(given)
+        self._pass(one, handed, now_us)
+        if wanted:
+            self._note_handed(wanted)
+            return "fresh"
+        left = [each for each in self.ready if each.slot is None and self.fate(each, now_us) is not MessageEvent.PULL]
+        assert not left, "a pull that gets nothing passes all that nobody wants"
+        return "nothing"
 
     def _check_parts(self, given: Sequence[Given]) -> None:
         """Check the ranges of new messages: neighbours of one kind of lanes, as the log has them."""
@@ -353,7 +454,7 @@ class Group:
                 assert places[one.message] < places[other.message]
                 assert not [message for message in between if message.kind == one.message.kind], "a range has no holes"
             else:
-                assert self.log.has_lanes, "neighbours are one range"
+                assert self.log.has_lanes or self.has_selected, "neighbours are one range"
 
     def _give_again(
         self, one: Consumer, given: Sequence[Given], taken: Sequence[tuple[Waiting, int, int]]

@@ -52,6 +52,10 @@ class Log:
         self.has_lanes = False
         #: Some message has low priority.
         self.has_low = False
+        #: What groups select by, of messages that have it: tags, when they expire, and when they were stored.
+        self.tags: dict[Message, tuple[str, ...]] = {}
+        self.expire_at_us: dict[Message, int] = {}
+        self.stored_us: dict[Message, int] = {}
         self._batches = self._runs = 0
 
     def add(self, runs: Iterable[Iterable[Message]]) -> None:

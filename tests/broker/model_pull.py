@@ -15,9 +15,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from qmq.broker.groups.group_state import MessageEvent
 from tests.broker.model_log import HIGH, LOW, NORMAL, Message, Slot
 
 if TYPE_CHECKING:
@@ -74,12 +75,19 @@ class Slots:
 class PullCheck:
     """Checks one answer, and finds what it has."""
 
-    def __init__(self, group: Group, one: Consumer, slots: Slots, given: Sequence[Given], limit: int, now_us: int):
+    def __init__(
+        self, group: Group, one: Consumer, slots: Slots, given: Sequence[Given], limit: int, now_us: int,
+        unwanted: Iterable[Message] = (),
+    ) -> None:  # fmt: skip
+        """*unwanted*: new messages that the pull has passed, and that are not in the answer."""
         self._group = group
         self._one = one
         self._slots = slots
         self._limit = limit
         self._now_us = now_us
+        #: The new messages that are wanted: others are no answer.
+        self._ready = [one for one in group.ready if group.fate(one, now_us) is MessageEvent.PULL]
+        self._passed_slots = {slot for one in unwanted if (slot := one.slot) is not None}
         #: What is not accounted for yet.
         self._left = list(given)
         #: The new messages of the answer.
@@ -139,11 +147,11 @@ class PullCheck:
         has_some = bool(taken or self.again)
         if has_some and most < self._limit:
             seen["by credit"] += 1
-        if has_some and rank < LOW and any(message.rank > rank for message in self._group.ready):
+        if has_some and rank < LOW and any(message.rank > rank for message in self._ready):
             seen["higher first"] += 1
         if taken and any(rank < due for due in self._due):
             seen["new before lower retries"] += 1
-        if self.again and any(message.rank > rank for message in self._group.ready):
+        if self.again and any(message.rank > rank for message in self._ready):
             seen["retries before lower new"] += 1
 
     # --- new messages ------------------------------------------------------------------------------------------------
@@ -151,7 +159,7 @@ class PullCheck:
     def _take_new(self, rank: int, most: int) -> int:
         """Account for up to *most* new messages of a rank; return how many."""
         before, got = len(self.fresh), {one.message for one in self.fresh}
-        ready = [message for message in self._group.ready if message.rank == rank and message not in got]
+        ready = [message for message in self._ready if message.rank == rank and message not in got]
         keyed = [message for message in ready if message.slot is not None]
         plain = [message for message in ready if message.slot is None]
         keys_first = bool(self._left) and self._left[0].message.slot is not None
@@ -187,7 +195,11 @@ class PullCheck:
             by_slot[message.slot].append(message)
         mine = {slot for slot, owner in slots.owners.items() if owner is one}
         if self._part is None:
-            self._part = self._part_of(keyed, len(mine))
+            self._part, more = self._part_of(len(mine)), 1
+            got = {one.message.slot for one in self._left}
+            self._granted |= self._passed_slots - mine - got  # in vain: nothing of them was wanted
+            while not self.fresh and not got & mine and self._part <= len(self._granted):
+                self._part, more = self._part + more, 2 * more  # a consumer that got nothing may have more of them
         room, granted, taken = self._part, self._granted, list[Message]()
         while self._left and len(taken) < most and (slot := self._left[0].message.slot) in by_slot:
             assert slot is not None
@@ -219,12 +231,12 @@ class PullCheck:
             elif self._slots.retrying[message.slot]:
                 self._group.seen["held by a retry"] += 1
 
-    def _part_of(self, keyed: list[Message], mine: int) -> int:
+    def _part_of(self, mine: int) -> int:
         """Return of how many more slots the consumer may get new messages."""
         group = self._group
         if self._consumers < 2:
             return len(group.log.messages)
-        slots = self._slots.owners.keys() | {message.slot for message in keyed}
+        slots = self._slots.owners.keys() | {message.slot for message in group.ready if message.slot is not None}
         # Nobody knows where the group has begun in a slot of which nothing was handed out since it was sought.
         slots |= {slot for message in group.log.messages if (slot := message.slot) not in {None, *group.begun}}
         return max(1, -(-len(slots) // self._consumers) - mine)

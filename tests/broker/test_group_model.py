@@ -6,6 +6,7 @@ A history that fails is printed as the calls that make it. `make sim` runs more 
 from __future__ import annotations
 
 from collections import Counter
+from itertools import chain
 from random import Random
 from typing import Any, Final, NamedTuple
 
@@ -18,7 +19,8 @@ from qmq.broker.delivery.order import scan
 from qmq.broker.groups.group_state import MESSAGE_LIFE, MessageEvent, MessageState
 from qmq.broker.ports.commands import Ack, DispositionRange, HandBack, Heartbeat, Unsubscribe
 from qmq.broker.ports.effects import Acked, HandedBack, PulledMessages
-from qmq.format.build import RunContent
+from qmq.format.build import RunContent, make_header
+from qmq.format.hashing import tag_bits
 from qmq.format.ids import MessageId
 from qmq.format.layout import LANE_HIGH, LANE_LOW, LANE_NORMAL, LANE_ORDERED
 from qmq.net.protocol.types import DISPOSITIONS, Disposition
@@ -42,6 +44,13 @@ GROUP_SETTINGS = {
     "priority_share": st.sampled_from([0, 0.1, 0.5, 1]),
     "retry_delays_us": st.lists(st.sampled_from([0, 1, 300_000, 2_000_000]), min_size=1, max_size=3),
 }
+TAGS: Final = ("red", "green", "blue")
+assert len({tag_bits([tag]) for tag in TAGS}) == len(TAGS), "these tags are told apart"
+#: What groups select by; times in us.
+SELECTIONS: Final = (
+    {"tags": ["red"]}, {"tags": ["green", "blue"]}, {"tags": []}, {"expire_after_us": 700_000},
+    {"tags": ["red"], "expire_after_us": 2_500_000}, {"expire_after_us": 0},
+)  # fmt: skip
 
 
 class Call(NamedTuple):
@@ -54,7 +63,7 @@ class Call(NamedTuple):
 
 CALL_NAMES: Final = (
     *["pull"] * 6, *["ack"] * 4, *["send"] * 3, "NACK", "NACK", "RELEASE", "REJECT", "fail", "fail", "wait", "join",
-    "disturb",
+    "disturb", "select",
 )  # fmt: skip
 
 
@@ -113,12 +122,14 @@ class GroupMachine(GroupCalls):
     def __init__(self) -> None:
         super().__init__()
         self.mix: Mix = PLAIN
+        #: Messages have tags and expire, and the group selects by both.
+        self.selects = False
         self.patch = pytest.MonkeyPatch()
 
-    @initialize(mix=st.sampled_from(MIXES), forgets=st.booleans())
-    def fill(self, mix: Mix = PLAIN, forgets: bool = False) -> None:
+    @initialize(mix=st.sampled_from(MIXES), forgets=st.booleans(), selects=st.booleans())
+    def fill(self, mix: Mix = PLAIN, forgets: bool = False, selects: bool = False) -> None:
         """Begin with two consumers and some messages."""
-        self.mix, self.forgets = mix, forgets and mix.has_keys
+        self.mix, self.forgets, self.selects = mix, forgets and mix.has_keys, selects
         if self.forgets:
             self.patch.setattr(scan, "MOST_PASSED", 4)
             self.patch.setattr(scan, "AGAIN_ROWS", 6)
@@ -133,7 +144,11 @@ class GroupMachine(GroupCalls):
         """Send a batch of one run of that many messages, or one of several runs in different lanes."""
         several = self.mix.batches[which % len(self.mix.batches)]
         lanes = [(lane, count if size is None else size) for lane, size in several]
-        sent = self.driven.send_runs(*(RunContent(subject, [b"x"] * size, None, lane) for lane, size in lanes))
+        marks = [[self.some_marks() for _ in range(size)] for _, size in lanes] if self.selects else []
+        sent = self.driven.send_runs(*(
+            RunContent(subject, [b"x"] * size, [make_header(None, *one) for one in marks[at]] if marks else None, lane)
+            for at, (lane, size) in enumerate(lanes)
+        ))  # fmt: skip
         firsts = [sent.first_sequences] if isinstance(sent.first_sequences, int) else sent.first_sequences.tolist()
         runs = [
             [Message(subject, lane, first + at) for at in range(size)]
@@ -141,12 +156,25 @@ class GroupMachine(GroupCalls):
         ]
         messages = [message for run in runs for message in run]
         self.log.add(runs)
+        self.log.stored_us.update(dict.fromkeys(messages, sent.stored_at_us))
+        for message, (tags, _, _, expire_at_us) in zip(messages, chain.from_iterable(marks), strict=bool(marks)):
+            self.log.tags[message] = tags
+            if expire_at_us:
+                self.log.expire_at_us[message] = expire_at_us
         for at, message in enumerate(messages):
             named = MessageId(self.driven.store.store_id, sent.partition, sent.position + at)
             self.log.named[str(named)] = message
         if self.group is not None:
             self.group.send(messages)
         self.check()
+
+    def some_marks(self) -> tuple[tuple[str, ...], None, int, int]:
+        """Return tags and an expiry for a message, with what stands between them in a header."""
+        self.counts["marks"] += 1
+        chance = Random(self.counts["marks"])
+        after_us = chance.choice([0, 0, 0, -1_000_000, 500_000, 2_000_000])
+        expire_at_us = self.now_us + after_us if after_us else 0
+        return tuple(tag for tag in TAGS if chance.random() < 0.4), None, 0, expire_at_us
 
     # --- consumers ---------------------------------------------------------------------------------------------------
 
@@ -235,6 +263,9 @@ class GroupMachine(GroupCalls):
                 self.begin(NAMES[number % 2])
             case "wait":
                 self.advance((100, 300, 700)[number % 3], set(range(len(self.sessions))))
+            case "select":
+                if self.selects and self.group is not None:
+                    self.select(SELECTIONS[number % len(SELECTIONS)])
             case "disturb" if number % 3:
                 self.restart(bool(number % 2), True, True)
             case "disturb":
@@ -262,13 +293,16 @@ class GroupMachine(GroupCalls):
     def pull_up_to(self, session: Session, max_count: int) -> None:
         one, driven = session.one, self.driven
         command = driven.pull_command(session.subscription, max_count, connection=session.connection)
-        (answer,) = driven.do(command._replace(expected=min(session.expected[0], one.next_sequence)))
+        said = driven.do(command._replace(expected=min(session.expected[0], one.next_sequence)))
+        while not said:
+            said = driven.do()  # it has come to much that nobody wants, and goes on in another turn
+        (answer,) = said
         if self.refusal(session, answer):
             return
         assert isinstance(answer, PulledMessages), answer
         assert self.group is not None
         given = self.given(answer, one.name)
-        what = self.group.give(one, session.expected[0], max_count, given, self.now_us)
+        what = self.group.give(one, session.expected[0], max_count, self.handed(), given, self.now_us)
         self.counts[f"given {what}"] += 1
         if given:
             session.expected[0] = given[-1].sequence + 1
@@ -381,6 +415,13 @@ class GroupMachine(GroupCalls):
     @rule(name=st.sampled_from(sorted(GROUP_SETTINGS)), data=st.data())
     def set(self, name: str, data: st.DataObject) -> None:
         self.change({name: data.draw(GROUP_SETTINGS[name])})
+
+    @precondition(lambda self: self.group is not None and self.selects)
+    @rule(selection=st.sampled_from(SELECTIONS))
+    def select(self, selection: dict[str, Any]) -> None:
+        """Change what the group selects by."""
+        self.counts["selections"] += 1
+        self.change(selection)
 
     def change(self, given: dict[str, Any]) -> None:
         self.ask("set_group", settings=given)
@@ -509,6 +550,14 @@ def play(event: MessageEvent, *, quarantined: bool) -> None:
             machine.change({"max_session_expiries": 1 if event is MessageEvent.LAST_SESSION_EXPIRY else 3})
             machine.sessions.remove(session)
             machine.fall_silent(session.nonce)
+        case MessageEvent.EXPIRE | MessageEvent.FILTER:
+            is_filter = event is MessageEvent.FILTER
+            machine.advance(300, {0, 1, 2})
+            machine.change({"tags": ["red"]} if is_filter else {"expire_after_us": 300_000})
+            session.expected[0] = first  # it asks again
+            machine.pull_up_to(session, 1)
+            machine.send("a", 3, 0)
+            machine.pull_up_to(session, 1)
         case MessageEvent.SEEK:
             machine.seek("new", False, True)
         case MessageEvent.RESEND:
@@ -516,10 +565,12 @@ def play(event: MessageEvent, *, quarantined: bool) -> None:
     machine.teardown()
 
 
-def play_calls(mix: Mix, seed: int, *, forgets: bool) -> None:
+def play_calls(mix: Mix, seed: int, *, forgets: bool = False, selects: bool = False) -> None:
     """Let consumers work beside each other for a while."""
     machine = GroupMachine()
-    machine.fill(mix, forgets)
+    machine.fill(mix, forgets, selects)
+    if selects:
+        machine.select(SELECTIONS[0])
     for part in range(6):
         machine.flow(some_calls(seed + part, 20))
     machine.teardown()
@@ -566,6 +617,11 @@ RULES = (
     "kept for the owner",
     "held by a retry",
     "left to others",
+    # of tags and expiry
+    "selections",
+    "filtered",
+    "expired at its time",
+    "expired by age",
 )
 
 HISTORIES = settings(
@@ -584,6 +640,8 @@ def test_a_group_is_as_its_model_after_every_call(pytestconfig: pytest.Config) -
         play(event, quarantined=True)
     for number, mix in enumerate(MIXES[1:] * 2):
         play_calls(mix, 1_000 * number, forgets=number > 2)
+    for number, mix in enumerate(MIXES):
+        play_calls(mix, 10_000 + 1_000 * number, forgets=bool(number % 2) and mix.has_keys, selects=True)
     run_state_machine_as_test(GroupMachine, settings=settings(HISTORIES, derandomize=seed is None, phases=phases))
     print(dict(TOTAL))
     assert not [name for name in RULES if not TOTAL[name]]

@@ -27,14 +27,9 @@ from tests.format.test_private import run_of
 
 #: The rows that histories against the model (test_group_model.py) do not have, or hardly ever: each has a test here.
 BEYOND_MODEL: Final = {
-    (MessageState.READY, MessageEvent.FILTER),
     (MessageState.READY, MessageEvent.RETENTION),
     (MessageState.RETRYING, MessageEvent.COPY_FAILED),
     (MessageState.QUARANTINED_RETRY, MessageEvent.COPY_FAILED),
-    (MessageState.IN_FLIGHT, MessageEvent.EXPIRE),
-    (MessageState.QUARANTINED_IN_FLIGHT, MessageEvent.EXPIRE),
-    (MessageState.IN_FLIGHT, MessageEvent.FILTER),
-    (MessageState.QUARANTINED_IN_FLIGHT, MessageEvent.FILTER),
     (MessageState.IN_FLIGHT, MessageEvent.LAST_SESSION_EXPIRY),
     (MessageState.STORED, MessageEvent.HANDOVER),
     (MessageState.STORED, MessageEvent.LAST_HANDOVER),
