@@ -15,7 +15,7 @@ from fuzz.batches import TEMPLATES
 from fuzz.target import GrowthCheck, Picks
 from qmq.errors import ProtocolError, QmqError
 from qmq.format.pieces import piece_of_run, read_single
-from qmq.format.run import Run
+from qmq.format.run import Envelopes, Run
 from qmq.net.client.connection import Answer, BrokerConnection
 from qmq.net.client.consumer.corrupt_reads import read_checked
 from qmq.net.client.consumer.in_flight import FailedAttempt, InFlightWindow, PendingDisposition
@@ -106,7 +106,7 @@ class _Consumer:
     def hand_back_soon(self, in_flight: InFlightWindow, back: PendingDisposition) -> None:
         raise AssertionError
 
-    def release(self, run: Run, start: int, end: int, delay_us: int | None) -> None:
+    def release(self, run: Envelopes, start: int, end: int, delay_us: int | None) -> None:
         raise AssertionError
 
     def cancelled(

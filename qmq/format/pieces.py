@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import gc
 import struct
-from itertools import pairwise, repeat
+from collections.abc import Iterable
+from itertools import chain, pairwise, repeat
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -46,9 +47,9 @@ from qmq.format.layout import (
     RUNS_MAGIC,
     STAMP_POSITION_OFFSET,
 )
-from qmq.format.run import PieceHeader, RunsHeader, are_decodable, column_offsets, folds_of
+from qmq.format.run import KEPT_BYTES, PieceHeader, RunsHeader, are_decodable, column_offsets, folds_of
 from qmq.format.run import Run as Run
-from qmq.format.source import source_in, with_producer
+from qmq.format.source import front_size, source_in, with_producer
 from qmq.format.table import names_of, source_table, table_of
 
 Buffer = bytes | memoryview
@@ -290,9 +291,10 @@ def read_single(answer: memoryview) -> Run | None:
 def read_from(answer: memoryview, offset: int, runs: list[Run], damaged: list[AnswerDamage]) -> None:
     """As read_answer, from *offset* on, where a batch or piece begins: add to *runs* and *damaged*."""
     end = len(answer)
+    owned = end > _LARGE_BYTES
     while offset < end:
         try:
-            offset += read_one(answer[offset:], runs, damaged)
+            offset += read_one(answer[offset:], runs, damaged, owned)
         except BadBatch as error:
             size = _resume(answer, offset) - offset
             damaged.append(
@@ -301,18 +303,18 @@ def read_from(answer: memoryview, offset: int, runs: list[Run], damaged: list[An
             offset += size
 
 
-def read_one(rest: memoryview, runs: list[Run], damaged: list[AnswerDamage]) -> int:
-    """Read the batch or piece at the start of *rest*, and return its size.
+def read_one(rest: memoryview, runs: list[Run], damaged: list[AnswerDamage], owned: bool) -> int:
+    """Read the batch or piece at the start of *rest*, and return its size. *owned*: small runs own their bytes.
 
     Raises BadBatch when not even its size can be trusted; then nothing was added to *runs* and *damaged*.
     """
     magic = bytes(rest[:4])
     if magic == _MAGICS[0] and len(rest) >= BATCH_HEADER_SIZE + RUN_SIZE:
-        return _read_batch(rest, runs, damaged)
+        return _read_batch(rest, runs, damaged, owned)
     if magic == _MAGICS[1] and len(rest) >= PIECE_HEADER_SIZE:
-        return _read_piece(rest, runs, damaged)
+        return _read_piece(rest, runs, damaged, owned)
     if magic == _MAGICS[2] and len(rest) >= RUNS_HEADER_SIZE:
-        return _read_runs_piece(rest, runs, damaged)
+        return _read_runs_piece(rest, runs, damaged, owned)
     raise BadBatch("neither a batch nor a piece begins here")
 
 
@@ -336,7 +338,7 @@ class PartialAnswer:
         """Read the batches and pieces that are whole in the first *filled* bytes."""
         while not self._stuck and self._is_whole(filled - self._offset):
             try:
-                self._offset += read_one(self._answer[self._offset : filled], self._runs, self._damaged)
+                self._offset += read_one(self._answer[self._offset : filled], self._runs, self._damaged, True)
             except BadBatch:
                 self._stuck = True
 
@@ -376,15 +378,17 @@ def _resume(answer: memoryview, offset: int) -> int:
     return end
 
 
-def _read_batch(rest: memoryview, runs: list[Run], damaged: list[AnswerDamage]) -> int:
+def _read_batch(rest: memoryview, runs: list[Run], damaged: list[AnswerDamage], owned: bool) -> int:
     header = parse_header(rest)
     start, size = header.data_start, header.size
     if start > size or size > len(rest) or header_crc_of(rest, start) != header.header_crc:
         raise BadBatch("the header of a batch does not fit its checksum")
     if header.version != BATCH_VERSION or header.flags >= len(COLUMN_BYTES):
         raise BadBatch(f"a batch of version {header.version} with flags {header.flags:#x} is not known here")
-    found = stored_runs(rest, header)
-    if crc32c(rest[start:size]) == header.data_crc:
+    data = rest[start:size]
+    is_sound = crc32c(data) == header.data_crc
+    found = _runs_in(rest, header, memoryview(bytes(data)) if owned and size <= KEPT_BYTES else data, owned)
+    if is_sound:
         runs += found
         return size
     for run, crc in zip(found, runs_of(rest, header)["crc"].tolist(), strict=True):
@@ -400,11 +404,15 @@ def stored_runs(batch: memoryview, header: Header) -> list[Run]:
 
     Raises BadBatch when a run points outside of the batch.
     """
+    return _runs_in(batch, header, batch[header.data_start : header.size], False)
+
+
+def _runs_in(batch: memoryview, header: Header, data: memoryview, owned: bool) -> list[Run]:
+    """Do as ``stored_runs``, with the *data* of the batch."""
     table = stored_table(batch, header)
     names = names_of(table)
-    data = batch[header.data_start : header.size]
     if header.runs > 1:
-        return _runs_of_batch(header, names, runs_of(batch, header), data, table)
+        return _runs_of_batch(header, names, runs_of(batch, header), data, table, owned=owned)
     subject, lane, run_flags, _, count, offset, size, _, first_sequence = RUN.unpack_from(batch, BATCH_HEADER_SIZE)
     if subject or offset or size != len(data) or not 0 < count * COLUMN_BYTES[header.flags] <= size:
         raise BadBatch(_OUTSIDE)
@@ -421,9 +429,12 @@ def _runs_of_batch(
     data: memoryview,
     table: bytes,
     ordinals: npt.NDArray[Any] | None = None,
+    *,
+    owned: bool,
 ) -> list[Run]:
     """Return the unverified runs of a batch or piece of several. *ordinals* has the ordinal of each run's first message
-    (None: they follow one another). Raises BadBatch when a run points outside of the batch.
+    (None: they follow one another). *owned*: small ones own their bytes. Raises BadBatch when a run points outside of
+    the batch.
     """
     counts = records["count"].astype(np.int64)
     starts = records["offset"].astype(np.int64)
@@ -437,9 +448,13 @@ def _runs_of_batch(
         ordinals -= counts
     decodable = are_decodable(data, column_ends, counts, *gather_lengths(data, starts, counts))
     columns = (counts, records["lane"], records["flags"], records["first_sequence"], ordinals)
+    views: Iterable[memoryview] = repeat(data)
+    if owned and len(data) > KEPT_BYTES:
+        views = _owned_parts(data, starts, ends)
+    source = table[: front_size(table)]
     fields = (
         repeat(header), map(names.__getitem__, subjects.tolist()), *(column.tolist() for column in columns),
-        repeat(data), starts.tolist(), ends.tolist(), repeat(table), decodable.tolist(),
+        views, starts.tolist(), ends.tolist(), repeat(source), decodable.tolist(),
     )  # fmt: skip
     # All runs stay alive, so the collector would find nothing.
     collects = gc.isenabled()
@@ -451,7 +466,32 @@ def _runs_of_batch(
             gc.enable()
 
 
-def _read_runs_piece(rest: memoryview, runs: list[Run], damaged: list[AnswerDamage]) -> int:
+#: Of an answer with more bytes, small runs own theirs: a message that a program keeps must not keep the answer.
+_LARGE_BYTES: Final = 2 * KEPT_BYTES
+
+
+def _owned_parts(data: memoryview, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> Iterable[memoryview]:
+    """Return what holds the bytes of each run: for small ones a copy of a part of *data*, which several share. The
+    places of the runs are changed to those in it.
+    """
+    if (ends - starts > KEPT_BYTES).any() or not np.array_equal(starts[1:], ends[:-1]):
+        views = [
+            memoryview(bytes(data[start:end])) if end - start <= KEPT_BYTES else data[start:end]
+            for start, end in zip(starts.tolist(), ends.tolist(), strict=True)
+        ]
+        ends -= starts
+        starts[:] = 0
+        return views
+    firsts = np.flatnonzero(np.diff(starts // KEPT_BYTES, prepend=-1))
+    bounds, counts = starts[firsts], np.diff(firsts, append=len(starts))
+    copies = [memoryview(bytes(data[a:b])) for a, b in pairwise([*bounds.tolist(), len(data)])]
+    moved = np.repeat(bounds, counts)
+    starts -= moved
+    ends -= moved
+    return chain.from_iterable(map(repeat, copies, counts.tolist()))
+
+
+def _read_runs_piece(rest: memoryview, runs: list[Run], damaged: list[AnswerDamage], owned: bool) -> int:
     header = RunsHeader._make(RUNS_HEADER.unpack_from(rest))
     table_start = RUNS_HEADER_SIZE + (RUN_SIZE + ORDINAL_SIZE) * header.runs
     start, size = table_start + header.table_size, header.size
@@ -465,7 +505,7 @@ def _read_runs_piece(rest: memoryview, runs: list[Run], damaged: list[AnswerDama
     ordinals = np.frombuffer(rest, "<u4", header.runs, RUNS_HEADER_SIZE + RUN_SIZE * header.runs)
     data = rest[start:size]
     table = bytes(rest[table_start:start])
-    found = _runs_of_batch(header, names_of(table), records, data, table, ordinals)
+    found = _runs_of_batch(header, names_of(table), records, data, table, ordinals, owned=owned)
     starts = records["offset"].astype(np.int64)
     slices = map(slice, starts.tolist(), (starts + records["size"]).tolist())
     crcs, wanted = list(map(crc32c, map(data.__getitem__, slices))), records["crc"].tolist()
@@ -480,7 +520,7 @@ def _read_runs_piece(rest: memoryview, runs: list[Run], damaged: list[AnswerDama
     return size
 
 
-def _read_piece(rest: memoryview, runs: list[Run], damaged: list[AnswerDamage]) -> int:
+def _read_piece(rest: memoryview, runs: list[Run], damaged: list[AnswerDamage], owned: bool) -> int:
     header = PieceHeader._make(PIECE_HEADER.unpack_from(rest))
     table_start = PIECE_HEADER_SIZE + header.subject_size
     start, size = table_start + header.table_size, header.size
@@ -496,9 +536,12 @@ def _read_piece(rest: memoryview, runs: list[Run], damaged: list[AnswerDamage]) 
         subject = str(rest[PIECE_HEADER_SIZE:table_start], "utf-8")
     except UnicodeDecodeError:
         raise BadBatch("the subject of a piece is not text") from None
+    view, first, end = rest, start, size
+    if owned and size - start <= KEPT_BYTES:
+        view, first, end = memoryview(bytes(rest[start:size])), 0, size - start
     run = Run(
         header, subject, header.messages, header.lane, header.run_flags, header.first_sequence, header.ordinal,
-        rest, start, size, bytes(rest[table_start:start]),
+        view, first, end, bytes(rest[table_start:start]),
     )  # fmt: skip
     if (header.whole and crc32c(run.data) == header.data_crc) or (header.messages == 1 and run.is_sound_alone()):
         runs.append(run)

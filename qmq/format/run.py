@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from io import BytesIO
-from itertools import accumulate
+from itertools import accumulate, chain, repeat
 from operator import add, attrgetter
 from typing import Any, Final, NamedTuple
 
@@ -36,6 +36,14 @@ _HEADER_SIZE: Final = struct.Struct("<H")
 #: The columns that every message has: length u32 | header_size u16 | check u32
 _ONE_MESSAGE: Final = struct.Struct("<IHI")
 _WORD: Final = struct.Struct("<I")
+#: No header was unpacked last.
+_NO_HEADER: Final[tuple[int, dict[str, Any]]] = -1, {}
+_COUNT: Final = attrgetter("count")
+#: A message that a program keeps keeps its run, if that has up to so many bytes, or else the envelopes of up to so many
+#: messages, and fewer where they have headers: never a large answer that it came in.
+KEPT_BYTES: Final = 16 << 10
+KEPT_ENVELOPES: Final = 1_024
+KEPT_HEADERS: Final = 256
 
 
 class PieceHeader(NamedTuple):
@@ -87,59 +95,59 @@ assert len(RUNS_HEADER.unpack(bytes(RUNS_HEADER.size))) == len(RunsHeader._field
 assert len(PIECE_HEADER.unpack(bytes(PIECE_HEADER.size))) == len(PieceHeader._fields)
 
 
-class Run:
-    """Messages of one subject out of one batch. ``origin`` is the header of that batch or piece.
+class Envelopes:
+    """Messages of one subject out of one batch without their bodies: all else that a message shows.
 
-    ``ordinal`` is the first message's in the batch. Columns are decoded on first use. A run of one message is common
-    (random subjects), so making one builds no view and no list.
+    ``origin`` is the header of that batch or piece, ``ordinal`` the first message's in the batch.
     """
 
     __slots__ = (
-        "_bodies", "_decoded", "_headers", "_start", "_stop", "_view", "attempt", "count", "first_sequence",
-        "in_flight", "is_decodable", "lane", "lease", "ordinal", "origin", "delivery_sequence", "run_flags", "subject",
-        "table",
+        "_header", "_packed", "_start", "_view", "attempt", "count", "delivery_sequence", "first_sequence", "in_flight",
+        "lane", "lease", "ordinal", "origin", "run_flags", "subject", "table",
     )  # fmt: skip
 
-    def __init__(
-        self,
-        origin: Header | PieceHeader | RunsHeader,
-        subject: str,
-        count: int,
-        lane: int,
-        run_flags: int,
-        first_sequence: int,
-        ordinal: int,
-        view: memoryview,
-        start: int,
-        stop: int,
-        table: bytes = b"",
-        is_decodable: bool = False,
-    ) -> None:
-        """Columns and payload are bytes [start, stop) of *view*. *table* is that of the batch or piece;
-        *is_decodable*: it is known that the headers of all messages can be decoded.
+    origin: Header | PieceHeader | RunsHeader
+    subject: str
+    count: int
+    lane: int
+    run_flags: int
+    first_sequence: int
+    ordinal: int
+    table: bytes
+    #: The object that takes dispositions of its messages (None: none does), by delivery sequences from this one on;
+    #: ``attempt`` counts how often they were handed out.
+    in_flight: Any
+    delivery_sequence: int
+    attempt: int
+    #: Shared by runs that came together.
+    lease: Any
+    _header: tuple[int, dict[str, Any]]
+
+    def __init__(self, run: Run, start: int, stop: int, packed: Sequence[bytes]) -> None:
+        """Take messages [start, stop) of *run*, and copy their columns. *packed* has their headers, or nothing if all
+        are empty.
         """
-        self.is_decodable = is_decodable
-        self.table = table
-        self.origin = origin
-        self.subject = subject
-        self.count = count
-        self.lane = lane
-        self.run_flags = run_flags
-        self.first_sequence = first_sequence
-        self.ordinal = ordinal
-        self._view = view
-        self._start = start
-        self._stop = stop
-        #: The object that takes dispositions of its messages (None: none does), by delivery sequences from this one on;
-        #: ``attempt`` counts how often they were handed out.
-        self.in_flight: Any = None
-        self.lease: Any = None  # shared by runs that came together
-        self.delivery_sequence = 0
-        self.attempt = 1
-        self._bodies: list[bytes] | None = None
-        #: The payload, and in it where each message starts, where its body starts, and where it ends.
-        self._decoded: tuple[bytes, list[int], list[int], list[int]] | None = None
-        self._headers: dict[int, dict[str, Any]] | None = None
+        self.table = run.table
+        self.origin = run.origin
+        self.subject = run.subject
+        self.count = stop - start
+        self.lane = run.lane
+        self.run_flags = run.run_flags
+        self.first_sequence = run.first_sequence + start
+        self.ordinal = run.ordinal + start
+        if self.count == run.count:
+            columns = bytes(run.columns)
+        else:
+            data, places = run.data, column_offsets(run.flags, run.count)
+            columns = b"".join([data[at + size * start : at + size * stop] for at, size in places])
+        self._view = memoryview(columns)
+        self._start = 0
+        self.in_flight = run.in_flight
+        self.lease = run.lease
+        self.delivery_sequence = run.delivery_sequence + start
+        self.attempt = run.attempt
+        self._packed = packed
+        self._header = _NO_HEADER
 
     @property
     def flags(self) -> int:
@@ -176,6 +184,142 @@ class Run:
         """The id of the store that holds the batch."""
         return self.origin.store_id
 
+    def column(self, flag: int) -> npt.NDArray[Any] | None:
+        """Return the optional column of *flag*, or None: tags and sources are u32, origin ids 16 bytes, others u64."""
+        if not self.flags & flag:
+            return None
+        offset = 10 * self.count
+        for other, size in OPTIONAL_COLUMNS:
+            if other == flag:
+                kind = f"<u{size}" if size <= 8 else f"V{size}"
+                return np.frombuffer(self._view, kind, self.count, self._start + offset)
+            if self.flags & other:
+                offset += size * self.count
+        raise AssertionError(flag)
+
+    def id(self, index: int) -> MessageId:
+        """Return the message id of message *index*; of a copy, its origin id."""
+        origin = self.origin
+        if origin.flags & HAS_ORIGIN_ID:
+            offset = self._start + COLUMN_BYTES[origin.flags & (HAS_ORIGIN_ID - 1)] * self.count
+            return MessageId._make(MESSAGE_ID.unpack_from(self._view, offset + MESSAGE_ID.size * index))
+        return MessageId(origin.store_id, origin.partition, origin.position + self.ordinal + index)
+
+    def header(self, index: int) -> dict[str, Any]:
+        """Return the unpacked header of message *index*: "k" keys, "o" order key, "t" tags, "p" properties; {} when it
+        has none.
+
+        Raises BadBatch when its sender packed something else: the broker does not look into headers.
+        """
+        last, header = self._header
+        if last != index:
+            try:
+                header = read_header(self.packed_header(index))
+            except BadBatch as error:
+                raise BadBatch(f"message {self.id(index)} of {self.subject!r}: {error}") from None
+            self._header = index, header  # programs read several fields of a message; all headers would be large
+        return header
+
+    def packed_header(self, index: int) -> bytes:
+        """Return the header of message *index* as it was sent."""
+        return self._packed[index] if self._packed else b""
+
+    def with_body(self, index: int, body: bytes) -> Run:
+        """Return message *index* as a run of its own, with its *body*."""
+        header, view, size = self.packed_header(index), self._view, len(body)
+        columns = [
+            view[at : at + width]
+            for at, width in (
+                (self._start + offset + width * index, width)
+                for offset, width in column_offsets(self.flags, self.count)
+            )
+        ]
+        data = b"".join(((len(header) + size).to_bytes(4, "little"), *columns[1:], header, body))
+        return self._part(index, 1, data)
+
+    def _part(self, start: int, count: int, data: bytes) -> Run:
+        """Return messages from number *start* on as a run, of which *data* are the columns and the payload."""
+        run = Run(
+            self.origin, self.subject, count, self.lane, self.run_flags, self.first_sequence + start,
+            self.ordinal + start, memoryview(data), 0, len(data), self.table,
+        )  # fmt: skip
+        run.in_flight, run.delivery_sequence, run.attempt = self.in_flight, self.delivery_sequence + start, self.attempt
+        run.lease = self.lease
+        return run
+
+    def packed_source(self) -> bytes:
+        """Return the source of the messages, with their producer; empty if it is unknown. See ``format/source.py``."""
+        try:
+            source = source_in(self.table)
+        except BadBatch:
+            return b""
+        producer_id = getattr(self.origin, "producer_id", b"")  # in a piece the source has it
+        return with_producer(source, producer_id) if producer_id else source
+
+    def source(self, index: int) -> Source:
+        """Return where message *index* came from."""
+        sources, number = sources_of(self.packed_source()), self._source_number(index)
+        return sources[number] if number < len(sources) else UNKNOWN_SOURCE
+
+    def source_record(self, index: int) -> bytes:
+        """Return the record of the source of message *index*."""
+        try:
+            return records_in(self.packed_source())[self._source_number(index)]
+        except (BadBatch, IndexError):
+            return NO_SOURCE
+
+    def _source_number(self, index: int) -> int:
+        column = self.column(HAS_SOURCE)
+        return 0 if column is None else int(column[index])
+
+
+class Run(Envelopes):
+    """Messages of one subject out of one batch, decoded on first use.
+
+    A run of one message is common (random subjects), so making one builds no view and no list.
+    """
+
+    __slots__ = ("_bodies", "_decoded", "_stop", "is_decodable")
+
+    def __init__(
+        self,
+        origin: Header | PieceHeader | RunsHeader,
+        subject: str,
+        count: int,
+        lane: int,
+        run_flags: int,
+        first_sequence: int,
+        ordinal: int,
+        view: memoryview,
+        start: int,
+        stop: int,
+        table: bytes = b"",
+        is_decodable: bool = False,
+    ) -> None:
+        """Columns and payload are bytes [start, stop) of *view*. *table* is that of the batch or piece, or its
+        beginning with the source; *is_decodable*: it is known that the headers of all messages can be decoded.
+        """
+        self.is_decodable = is_decodable
+        self.table = table
+        self.origin = origin
+        self.subject = subject
+        self.count = count
+        self.lane = lane
+        self.run_flags = run_flags
+        self.first_sequence = first_sequence
+        self.ordinal = ordinal
+        self._view = view
+        self._start = start
+        self._stop = stop
+        self.in_flight = None
+        self.lease = None
+        self.delivery_sequence = 0
+        self.attempt = 1
+        self._bodies: list[bytes] | None = None
+        #: The payload, and in it where each message starts, where its body starts, and where it ends.
+        self._decoded: tuple[bytes, list[int], list[int], list[int]] | None = None
+        self._header = _NO_HEADER
+
     @property
     def data(self) -> memoryview:
         """Columns and payload."""
@@ -203,17 +347,15 @@ class Run:
         """Return the messages' own checksums: u32[count]."""
         return np.frombuffer(self.data, "<u4", self.count, 6 * self.count)
 
-    def column(self, flag: int) -> npt.NDArray[Any] | None:
-        """Return the optional column of *flag*, or None: tags and sources are u32, origin ids 16 bytes, others u64."""
-        if not self.flags & flag:
-            return None
-        offset = 10 * self.count
-        for other, size in OPTIONAL_COLUMNS:
-            if other == flag:
-                return np.frombuffer(self.data, f"<u{size}" if size <= 8 else f"V{size}", self.count, offset)
-            if self.flags & other:
-                offset += size * self.count
-        raise AssertionError(flag)
+    @property
+    def size(self) -> int:
+        """The bytes of columns and payload."""
+        return self._stop - self._start
+
+    @property
+    def columns(self) -> memoryview:
+        """The columns without the payload."""
+        return self._view[self._start : self._start + COLUMN_BYTES[self.origin.flags] * self.count]
 
     @property
     def payload(self) -> memoryview:
@@ -259,18 +401,26 @@ class Run:
         if self.count == 1:
             start = self._start + COLUMN_BYTES[self.origin.flags] + self.first_header_size()
             return [bytes(self._view[start : self._stop])]
+        return self._read_parts()[1]
+
+    def _read_parts(self) -> tuple[Sequence[bytes], list[bytes]]:
+        """Return the headers, none if all are empty, and the bodies."""
         if self.count < FEW:
-            payload, _, starts, ends = self._decoded or self._decode()
-            return [payload[a:b] for a, b in zip(starts, ends, strict=True)]
+            payload, starts, body_starts, ends = self._decoded or self._decode()
+            bodies = [payload[a:b] for a, b in zip(body_starts, ends, strict=True)]
+            if starts == body_starts:
+                return (), bodies
+            return [payload[a:b] for a, b in zip(starts, body_starts, strict=True)], bodies
         # A file in memory returns one part after another in half the time of slices.
         read = BytesIO(self.payload).read
         lengths, header_sizes = self.lengths(), self.header_sizes()
         if not header_sizes.any():
-            return list(map(read, lengths.tolist()))
+            return (), list(map(read, lengths.tolist()))
         sizes = np.empty(2 * self.count, np.int64)
         sizes[::2] = header_sizes
         np.subtract(lengths, header_sizes, out=sizes[1::2], dtype=np.int64)
-        return list(map(read, sizes.tolist()))[1::2]
+        parts = list(map(read, sizes.tolist()))
+        return parts[::2], parts[1::2]
 
     def body(self, index: int) -> bytes:
         """Return the body of message *index*. The first call makes all bodies: one by one would cost four times as
@@ -278,74 +428,42 @@ class Run:
         """
         return (self._bodies or self.bodies())[index]
 
-    def header(self, index: int) -> dict[str, Any]:
-        """Return the unpacked header of message *index*: "k" keys, "o" order key, "t" tags, "p" properties; {} when it
-        has none.
-
-        Raises BadBatch when its sender packed something else: the broker does not look into headers.
-        """
-        headers = self._headers
-        if headers is None:
-            headers = self._headers = {}
-        header = headers.get(index)
-        if header is None:
-            decoded = self._decoded
-            if decoded is None:
-                decoded = self._decoded = self._decode()
-            payload, starts, body_starts, _ = decoded
-            try:
-                header = read_header(payload[starts[index] : body_starts[index]])
-            except BadBatch as error:
-                raise BadBatch(f"message {self.id(index)} of {self.subject!r}: {error}") from None
-            headers[index] = header
-        return header
-
-    def id(self, index: int) -> MessageId:
-        """Return the message id of message *index*; of a copy, its origin id."""
-        origin = self.origin
-        if origin.flags & HAS_ORIGIN_ID:
-            offset = self._start + COLUMN_BYTES[origin.flags & (HAS_ORIGIN_ID - 1)] * self.count
-            return MessageId._make(MESSAGE_ID.unpack_from(self._view, offset + MESSAGE_ID.size * index))
-        return MessageId(origin.store_id, origin.partition, origin.position + self.ordinal + index)
-
-    def packed_source(self) -> bytes:
-        """Return the source of the messages, with their producer; empty if it is unknown. See ``format/source.py``."""
-        try:
-            source = source_in(self.table)
-        except BadBatch:
-            return b""
-        producer_id = getattr(self.origin, "producer_id", b"")  # in a piece the source has it
-        return with_producer(source, producer_id) if producer_id else source
-
-    def source(self, index: int) -> Source:
-        """Return where message *index* came from."""
-        sources, number = sources_of(self.packed_source()), self._source_number(index)
-        return sources[number] if number < len(sources) else UNKNOWN_SOURCE
-
-    def source_record(self, index: int) -> bytes:
-        """Return the record of the source of message *index*."""
-        try:
-            return records_in(self.packed_source())[self._source_number(index)]
-        except (BadBatch, IndexError):
-            return NO_SOURCE
-
-    def _source_number(self, index: int) -> int:
-        column = self.column(HAS_SOURCE)
-        return 0 if column is None else int(column[index])
+    def packed_header(self, index: int) -> bytes:
+        """Return the header of message *index* as it was sent."""
+        decoded = self._decoded
+        if decoded is None:
+            decoded = self._decoded = self._decode()
+        payload, starts, body_starts, _ = decoded
+        return payload[starts[index] : body_starts[index]]
 
     def slice(self, start: int, stop: int) -> Run:
         """Return messages [start, stop) as a run of their own; the columns are copied."""
-        data = b"".join(cut_data(self.data, self.flags, self.count, start, stop))
-        run = Run(
-            self.origin, self.subject, stop - start, self.lane, self.run_flags, self.first_sequence + start,
-            self.ordinal + start, memoryview(data), 0, len(data), self.table,
-        )  # fmt: skip
-        run.in_flight, run.delivery_sequence, run.attempt = self.in_flight, self.delivery_sequence + start, self.attempt
-        run.lease = self.lease
-        return run
+        return self._part(start, stop - start, b"".join(cut_data(self.data, self.flags, self.count, start, stop)))
 
+    def split(self) -> tuple[list[Envelopes], list[bytes]]:
+        """Return the envelopes of the messages, some at a time, and the bodies. A message that a program keeps keeps
+        these envelopes, and nothing else of a run that is not small.
+        """
+        if self._stop - self._start <= KEPT_BYTES:
+            return [self], self.bodies()
+        headers, bodies = self._read_parts()
+        count, step = self.count, KEPT_HEADERS if headers else KEPT_ENVELOPES
+        if count <= step:
+            return [Envelopes(self, 0, count, headers)], bodies
+        starts = range(0, count, step)
+        return [Envelopes(self, at, min(at + step, count), headers[at : at + step]) for at in starts], bodies
 
-_COUNT: Final = attrgetter("count")
+    def views(self) -> tuple[Iterator[Envelopes], list[bytes]]:
+        """Return for each message the envelopes that have its own, without end, and the bodies. See ``split``."""
+        if self._stop - self._start <= KEPT_BYTES:
+            bodies = self._bodies
+            if bodies is None:
+                bodies = self._bodies = self._read_bodies()
+            return repeat(self), bodies
+        envelopes, bodies = self.split()
+        if len(envelopes) == 1:
+            return repeat(envelopes[0]), bodies
+        return chain.from_iterable(map(repeat, envelopes, map(_COUNT, envelopes))), bodies
 
 
 def messages_in(runs: Iterable[Run]) -> int:
@@ -357,6 +475,7 @@ def messages_in(runs: Iterable[Run]) -> int:
 #: key's size is added to the last byte.
 _KEY_ONLY: Final = b"\x81\xa1k\x91"
 _ORDER_KEY_ONLY: Final = b"\x81\xa1o\x91"
+_SHORT_KEYS: Final = {_KEY_ONLY: "k", _ORDER_KEY_ONLY: "o"}
 _LETTERS: Final = tuple(b"ko")
 _LETTER_AT: Final = 2
 _SHORT_TEXT: Final = 0xA0
@@ -441,10 +560,6 @@ def _have_only_keys(
 
 
 def _is_decodable(header: bytes) -> bool:
-    text = header[_KEY_AT:]
-    is_short = len(text) < 32 and text.isascii() and header[_KEY_AT - 1 : _KEY_AT] == bytes((_SHORT_TEXT + len(text),))
-    if is_short and header[: _KEY_AT - 1] in (_KEY_ONLY, _ORDER_KEY_ONLY):
-        return True
     try:
         read_header(header)
     except BadBatch:
@@ -458,6 +573,11 @@ def read_header(packed: bytes) -> dict[str, Any]:
     """
     if not packed:
         return {}
+    name = _SHORT_KEYS.get(packed[: _KEY_AT - 1])
+    if name is not None:  # most headers: unpacking would take several times as long
+        text = packed[_KEY_AT:]
+        if 0 < len(text) < 32 and packed[_KEY_AT - 1] == _SHORT_TEXT + len(text) and text.isascii():
+            return {name: [text.decode()]}
     try:
         fields = unpack(packed)
     except Exception as error:  # msgpack raises several kinds; each is the sender's fault

@@ -16,7 +16,7 @@ from qmq.format.build import RunContent, build_batch, either_of, make_header
 from qmq.format.ids import MessageId
 from qmq.format.layout import PRODUCER_ID_SIZE, RUN_REPLAYED
 from qmq.format.pieces import read_answer
-from qmq.format.run import Run
+from qmq.format.run import Envelopes, Run
 from qmq.names import check_subject
 from qmq.net.client.consumer.in_flight import FailedAttempt, InFlightWindow, PendingDisposition
 from qmq.net.client.consumer.message import Message
@@ -89,7 +89,7 @@ class DispositionRecorder:
         """Record a disposition."""
         self.record(_NAMES[back.disposition], back.delay_us, back.reason)
 
-    def release(self, run: Run, start: int, end: int, delay_us: int | None) -> None:
+    def release(self, run: Envelopes, start: int, end: int, delay_us: int | None) -> None:
         """Record a release."""
         self.record("release", delay_us)
 
@@ -138,7 +138,7 @@ class Recorded:
 
     __slots__ = ()
 
-    _run: Run
+    _run: Envelopes
 
     @property
     def disposition(self) -> DispositionName | None:

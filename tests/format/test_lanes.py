@@ -12,8 +12,19 @@ from qmq.format.copies.due import cut_due, join_singles, single_of
 from qmq.format.copies.for_group import copied_batch, private_batch
 from qmq.format.copies.restored import restored_batches
 from qmq.format.lanes import are_known, is_known, kind_of, lane_of_key_hash, priority_of
-from qmq.format.layout import LANE_HIGH, LANE_LOW, LANE_NORMAL, LANE_ORDERED, ORDER_SLOTS
+from qmq.format.layout import (
+    LANE_HIGH,
+    LANE_LOW,
+    LANE_NORMAL,
+    LANE_ORDERED,
+    ORDER_SLOTS,
+    ORDINAL_SIZE,
+    RUN_SIZE,
+    RUNS_HEADER,
+    RUNS_HEADER_SIZE,
+)
 from qmq.format.pieces import StoredBatch, read_answer, stored_runs
+from qmq.format.run import RunsHeader
 from qmq.format.table import names_of
 
 LIMITS = BatchLimits()
@@ -77,8 +88,9 @@ def test_a_cut_batch_and_pieces_keep_lanes() -> None:
 
 def test_a_piece_names_only_its_subjects() -> None:
     piece = memoryview(b"".join(StoredBatch(batch_of()).runs_piece(np.array([1, 4]))))
-    runs, _ = read_answer(piece)
-    assert names_of(runs[0].table) == ("b",)
+    header = RunsHeader._make(RUNS_HEADER.unpack_from(piece))
+    start = RUNS_HEADER_SIZE + (RUN_SIZE + ORDINAL_SIZE) * header.runs
+    assert names_of(bytes(piece[start : start + header.table_size])) == ("b",)
 
 
 def test_new_numbers_go_by_the_table_and_by_the_runs_of_a_batch_with_lanes() -> None:

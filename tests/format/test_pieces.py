@@ -34,6 +34,7 @@ from tests.format.contents import (
     stored,
     with_table,
 )
+from tests.net.scripted import stored_batch
 
 BOTH_ROADS = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 THREE: Contents = [plain("a", 2), rich("b", 3), plain("c", 1)]
@@ -205,6 +206,28 @@ def test_a_flipped_bit_in_the_data_costs_one_message() -> None:
         costs["one message" if len(lost) == 1 else "a run"] += 1
     print(costs)
     assert costs["one message"] > costs["a run"] > 0
+
+
+def test_a_flipped_bit_of_a_body_in_a_large_answer_costs_one_message() -> None:
+    """Small runs of a large answer have copies of their bytes."""
+    several = [stored_batch({f"a.{size}": [b"%05d" % size * 2, bytes(size)] for size in (1, 20_000, 10)})]
+    several += [stored_batch({"b": [b"%05d" % (50_000 + number) * 2]}) for number in range(3)]
+    several += [stored_batch({f"c.{number}": [b"%05d" % (60_000 + number) * 2] for number in range(2_000)})]
+    answer, wanted = b"".join(several), [body for batch in several for body in bodies_in(batch)]
+    marked = [body for body in wanted if len(body) == 10 and any(body)]
+    for body in marked[:: len(marked) // 40]:
+        flipped = bytearray(answer)
+        flipped[answer.index(body)] ^= 1
+        runs, damaged = read_answer(memoryview(flipped))
+        assert [damage.messages for damage in damaged] == [1]
+        left = [one for run in runs for one in run.bodies()]
+        assert left == [one for one in wanted if one != body]
+
+
+def bodies_in(batch: bytes) -> list[bytes]:
+    runs, damaged = read_answer(memoryview(batch))
+    assert not damaged
+    return [body for run in runs for body in run.bodies()]
 
 
 @pytest.mark.parametrize("runs", [[plain("a", 5)], [rich("a", 5)]])

@@ -416,6 +416,7 @@ class BrokerConnection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.closed = self._lost = True
+        self._buffers.clear()  # a message that the program keeps leads here
         if self._end_timer is not None:
             self._end_timer.cancel()
         if self._end_waiter is not None:

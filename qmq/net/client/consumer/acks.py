@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from qmq.errors import Fenced, QmqError, UnknownSubscription
-from qmq.format.run import Run
+from qmq.format.run import Envelopes
 from qmq.intervals import Intervals
 from qmq.net.client.connection import Answer, BrokerConnection
 from qmq.net.client.consumer.ack_file import WRITE_COUNT, AckFile
@@ -294,7 +294,7 @@ class AckSender:
         """Send a disposition in the background for those messages of its range that have none."""
         self.nack_sender.hand_back_soon(in_flight, back)
 
-    def release(self, run: Run, start: int, end: int, delay_us: int | None) -> None:
+    def release(self, run: Envelopes, start: int, end: int, delay_us: int | None) -> None:
         """Release, in the background, messages of *run* that the program does not want now. *delay_us* None: a delay
         that grows with each release of the same messages.
         """

@@ -6,10 +6,10 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
-from itertools import chain, repeat
+from itertools import chain
 from operator import length_hint
 from typing import Any, Final, Generic
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 from qmq.durations import Duration
 from qmq.errors import Fenced
@@ -94,7 +94,8 @@ class MessageFeed(Generic[M]):
         # How many refused acks each task or thread has been told of that takes messages, and anybody.
         self._reported: WeakKeyDictionary[object, int] = WeakKeyDictionary()
         self._reported_to_any = 0
-        self._taker: object = None  # the last that was noted
+        # The last that was noted: a task that has ended keeps the messages that it returned.
+        self._taker: Callable[[], object] = lambda: None
         self._waiting: set[asyncio.Task[Any]] = set()  # tasks that wait for messages
         self._ended: set[asyncio.Task[Any]] = set()  # those of them that ``stop`` has cancelled
         for ack_sender in puller.ack_senders:
@@ -135,8 +136,8 @@ class MessageFeed(Generic[M]):
             return []
         task = asyncio.current_task(self._loop)
         assert task is not None
-        if task is not self._taker:
-            self._taker = task
+        if task is not self._taker():
+            self._taker = ref(task)
             self.note(task)
         others = task.cancelling()
         self._waiting.add(task)
@@ -246,13 +247,17 @@ class MessageFeed(Generic[M]):
         self._consumers.discard(self)
         if isinstance(error, Exception) and not self._puller.is_solo:
             release(self.take_rest())
-        await self._puller.leave(error, closes=closes)
+        try:
+            await self._puller.leave(error, closes=closes)
+        finally:
+            self.take_rest()
+            self._current, self.ready = (None, iter(())), iter(())  # a kept message leads here
 
     def take_rest(self) -> list[Run]:
         """Return the messages that the loop has not reached, and remove them from it."""
         run, coming = self._current
         left = list(coming)
-        rest = [message._run.slice(message._index, message._index + 1) for message in self._turns.take()]
+        rest = [message._run.with_body(message._index, message.body) for message in self._turns.take()]
         if run is not None and left:
             rest.append(run.slice(left[0] - run.delivery_sequence, run.count))
         while self._runs:
@@ -269,14 +274,18 @@ class MessageFeed(Generic[M]):
             if run.lane >= LANE_ORDERED and run.in_flight is not None:
                 yield self._open_messages(run, coming)
             else:
-                yield map(self._kind, repeat(run), coming, run.bodies())
+                envelopes, bodies = run.views()
+                yield map(self._kind, envelopes, coming, bodies)
+        self._current = None, iter(())  # the last run is not kept until more messages come
         self._is_over = True
 
     def _open_messages(self, run: Run, coming: Iterator[int]) -> Iterator[M]:
         """Yield the messages of a run, without those that go back because an earlier one of their slot does."""
-        for number, body in zip(coming, run.bodies(), strict=False):  # ``coming`` may be emptied from outside
+        parts, bodies = run.views()
+        # Another thread may empty ``coming``.
+        for envelopes, number, body in zip(parts, coming, bodies, strict=False):
             if not run.in_flight.goes_back(number):
-                yield self._kind(run, number, body)
+                yield self._kind(envelopes, number, body)
 
     def _drop(self) -> None:
         """Remove the messages of the current run from the loop if they are no longer in flight."""

@@ -17,7 +17,7 @@ from qmq.durations import Duration
 from qmq.errors import Fenced, InvalidOption, ProtocolError, Retry
 from qmq.format.layout import LANE_ORDERED, RUN_REPLAYED
 from qmq.format.private import PRIVATE, origin_subject
-from qmq.format.run import Run, messages_in
+from qmq.format.run import Envelopes, Run, messages_in
 from qmq.intervals import Intervals
 from qmq.net.client.options import delay_us_of
 from qmq.net.protocol.types import RESENT_BIT, ConsumerState, Disposition
@@ -67,7 +67,7 @@ class DispositionOwner(Protocol):
     def hand_back_soon(self, in_flight: InFlightWindow, back: PendingDisposition) -> None:
         """Send a disposition in the background for those messages of its range that have none."""
 
-    def release(self, run: Run, start: int, end: int, delay_us: int | None) -> None:
+    def release(self, run: Envelopes, start: int, end: int, delay_us: int | None) -> None:
         """Release, in the background, messages of *run* that the program does not want now."""
 
     def cancelled(
@@ -91,8 +91,8 @@ class DispositionOwner(Protocol):
         """[any thread] Log that *call* of *shown* came after the program had left the consumer's block."""
 
 
-#: A run, and the index of the message in it.
-WholeMessage = tuple[Run, int]
+#: Envelopes, the index of the message's own in them, and its body.
+WholeMessage = tuple[Envelopes, int, bytes]
 
 
 class FailedAttempt(NamedTuple):

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
-from itertools import chain, groupby, repeat
+from itertools import chain, groupby
 from operator import itemgetter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, overload
@@ -24,7 +24,7 @@ from qmq.durations import Duration
 from qmq.errors import Fenced, QmqError, UsageError
 from qmq.format.lanes import priority_of
 from qmq.format.layout import HAS_CREATED_AT, HAS_ORIGIN_ID, HAS_SOURCE, LANE_ORDERED, MESSAGE_ID, RUN_REPLAYED
-from qmq.format.run import Run, messages_in
+from qmq.format.run import Envelopes, Run, messages_in
 from qmq.net.client.consumer.in_flight import (
     RELEASED,
     FailedAttempt,
@@ -65,32 +65,25 @@ def with_tags(runs: list[Run], tags: frozenset[str]) -> list[Run]:
     return matching
 
 
-def _whole(run: Run, index: int) -> WholeMessage | None:
+def _whole(run: Envelopes, index: int, body: bytes) -> WholeMessage | None:
     """Return the message for another broker, in case its own is gone. Return None for a message with an order key: only
     its own broker can keep the order, so only that one hands it out again.
     """
-    return None if run.lane >= LANE_ORDERED else (run, index)
+    return None if run.lane >= LANE_ORDERED else (run, index, body)
 
 
 class Message:
-    """One received message. It keeps the bytes of the answer that it came in alive, up to 16 MiB; a copy by
-    ``copy.copy`` keeps only its own.
-    """
+    """One received message. A program may keep it: it keeps none of a large answer that it came in."""
 
     __slots__ = {"_number": None, "_run": None, "body": "The bytes that were sent."}
 
     body: bytes
 
-    def __init__(self, run: Run, number: int, body: bytes) -> None:
+    def __init__(self, run: Envelopes, number: int, body: bytes) -> None:
         """Make a view of the message of *run* with the delivery sequence *number* and this *body*."""
         self._run = run
         self._number = number
         self.body = body
-
-    def __copy__(self) -> Self:
-        """Return the same message with bytes of its own, for programs that keep a few of many."""
-        index = self._index
-        return type(self)(self._run.slice(index, index + 1), self._number, self.body)
 
     @property
     def _index(self) -> int:
@@ -293,7 +286,7 @@ class Message:
         in_flight = self._run.in_flight
         if in_flight is None:
             raise UsageError("messages of solo consumers and of at_most_once groups cannot be nacked or rejected")
-        number, whole = self._number, _whole(self._run, self._index)
+        number, whole = self._number, _whole(self._run, self._index, self.body)
         back = PendingDisposition(number, number + 1, disposition, check_delay(delay), check_reason(reason), whole)
         if disposition == Disposition.REJECT and in_flight.is_open(number):
             in_flight.owner.failures.add_rejected([self], back.reason)
@@ -357,7 +350,7 @@ def is_dropped(message: Message) -> bool:
 
 
 def _nack_of(message: Message) -> PendingDisposition:
-    number, whole = message._number, _whole(message._run, message._index)
+    number, whole = message._number, _whole(message._run, message._index, message.body)
     return PendingDisposition(number, number + 1, Disposition.NACK, whole=whole)
 
 
@@ -428,7 +421,9 @@ def messages_of(runs: Sequence[Run], kind: type[M] = Message) -> list[M]:  # typ
     gc.disable()
     try:
         for run in runs:
-            messages += map(kind, repeat(run), delivery_sequences_of(run), run.bodies())
+            envelopes, bodies = run.views()
+            first = run.delivery_sequence
+            messages += map(kind, envelopes, range(first, first + run.count), bodies)
     finally:
         if collects:
             gc.enable()
@@ -437,19 +432,27 @@ def messages_of(runs: Sequence[Run], kind: type[M] = Message) -> list[M]:  # typ
 
 def each_message(runs: Iterable[Run], kind: type[M] = Message) -> Iterator[M]:  # type: ignore[assignment]  # M is Message then
     """Yield one view per message, each made when it is reached."""
-    return chain.from_iterable(map(kind, repeat(run), delivery_sequences_of(run), run.bodies()) for run in runs)
+    return chain.from_iterable(_views(run, kind) for run in runs)
+
+
+def _views(run: Run, kind: type[M]) -> Iterator[M]:
+    envelopes, bodies = run.views()
+    return map(kind, envelopes, delivery_sequences_of(run), bodies)
 
 
 class MessageBatch(Sequence[Message]):
     """The messages of one ``pull_batch``: columns, and views of single messages on demand. All is decoded on demand."""
 
-    __slots__ = ("_runs", "_starts", "_total")
+    __slots__ = ("_bodies", "_envelopes", "_runs", "_starts", "_total")
 
     _kind: ClassVar[type[Message]] = Message
 
     def __init__(self, runs: Sequence[Run]) -> None:
         self._runs = runs
-        self._starts: list[int] = []  # made when a message is first accessed by its index
+        # Made when a message is first accessed by its index.
+        self._starts: list[int] = []
+        self._envelopes: list[Envelopes] = []
+        self._bodies: list[bytes] = []
         self._total = messages_in(runs)
 
     def __len__(self) -> int:
@@ -471,11 +474,16 @@ class MessageBatch(Sequence[Message]):
         if not 0 <= index < self._total:
             raise IndexError(f"message {index} of {self._total}")
         if not self._starts:
-            counts = np.array([run.count for run in self._runs], np.int64)
+            for run in self._runs:
+                several, bodies = run.split()
+                self._envelopes += several
+                self._bodies += bodies
+            counts = np.array([some.count for some in self._envelopes], np.int64)
             self._starts = (np.cumsum(counts) - counts).tolist()
         number = bisect_right(self._starts, index) - 1
-        run, index = self._runs[number], index - self._starts[number]
-        return self._kind(run, run.delivery_sequence + index, run.body(index))
+        envelopes = self._envelopes[number]
+        sequence = envelopes.delivery_sequence + index - self._starts[number]
+        return self._kind(envelopes, sequence, self._bodies[index])
 
     def _selected(self, index: slice | Mask) -> list[Run]:
         """Return the messages of a slice or mask, cut out of the runs. Raises TypeError and ValueError."""
@@ -629,7 +637,7 @@ class MessageBatch(Sequence[Message]):
                 backs = several.setdefault(run.in_flight, [])
                 if run.in_flight.owner.hands_over:
                     for number in range(low, high):
-                        whole = _whole(run, number - first)
+                        whole = _whole(run, number - first, run.body(number - first))
                         backs.append(PendingDisposition(number, number + 1, Disposition.NACK, whole=whole))
                 else:
                     backs.append(PendingDisposition(low, high, Disposition.NACK))

@@ -278,6 +278,8 @@ class Puller:
             known, _ = self.ack_sender.snapshot()
             self.ack_sender.close()
             self._link.remove_session(self.ack_sender)
+        self._received.clear()  # a message that the program keeps leads here
+        self._request.answer = None
         return self._subscription.leave(known)
 
     def _stop(self) -> None:

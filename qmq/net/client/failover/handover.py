@@ -17,7 +17,7 @@ from typing import Any, Final
 from qmq.errors import QmqError, StorageFailed
 from qmq.format.copies.for_group import private_batch
 from qmq.format.layout import PRODUCER_ID_SIZE
-from qmq.format.run import Run
+from qmq.format.run import Envelopes
 from qmq.net.client.broker_link import Link
 from qmq.net.client.connection import BrokerConnection
 from qmq.net.client.failover.spool import Record, Spool, SpooledDispositions, WaitingSpool
@@ -50,23 +50,25 @@ class HandoverClient:
 
     async def take(
         self,
-        run: Run,
+        envelopes: Envelopes,
         index: int,
+        body: bytes,
         group: str,
         disposition: int,
         delay_us: int | None,
         reason: str,
         late: SpooledDispositions,
     ) -> None:
-        """Give message *index* of a run to a broker or the spool, and its acknowledgement, *late*, to the spool.
+        """Give message *index* of *envelopes*, with its *body*, to a broker or the spool, and its acknowledgement,
+        *late*, to the spool.
 
         Raises StorageFailed if neither takes the message.
         """
         number, self._next_number = self._next_number, self._next_number + 1
         record: Record = {
-            "group": group, "attempt": run.attempt, "disposition": disposition, "delay_us": delay_us,
+            "group": group, "attempt": envelopes.attempt, "disposition": disposition, "delay_us": delay_us,
             "reason": reason[:300], "at_us": time.time_ns() // 1_000,
-            "batch": private_batch(run, index, group, self._producer_id, number),
+            "batch": private_batch(envelopes.with_body(index, body), 0, group, self._producer_id, number),
             "ack": late._asdict(),
         }  # fmt: skip
         if await self._handed_over(record):

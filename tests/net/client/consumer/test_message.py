@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import gc
 import sys
 import weakref
@@ -56,21 +55,59 @@ def test_a_message_without_header_has_none_of_it() -> None:
         assert (message.key, message.tags, message.properties) == (None, (), {})
 
 
-def test_a_copy_keeps_nothing_of_the_answer_that_it_came_in() -> None:
-    header = make_header("order-1", ("vip",), {"price": "125"})
-    answer = np.frombuffer(stored_batch({"a.b": BODIES}, position=9_000, first_sequence=40, header=header), np.uint8)
-    answer = answer.copy()
+#: Of one answer: a large run, small ones in one batch beside a large one, small ones alone, and batches of one message.
+LARGE_ANSWER = (
+    stored_batch({"a.large": [b"%06d" % number * 10 for number in range(3_000)]}, position=9_000),
+    stored_batch({f"a.{size}": [bytes(size), b"%d" % size] for size in (1, 10, 20_000, 100)}, position=900_000),
+    stored_batch({f"b.{number}": [b"%d" % number * 50] for number in range(500)}, position=1_000_000),
+    *(stored_batch({"c": [b"%d" % number]}, position=2_000_000 + 1_000 * number) for number in range(50)),
+)
+KEYED_ANSWER = tuple(
+    stored_batch({subject: bodies}, header=make_header("order-1", ("vip",), {"price": "125"}), position=9_000)
+    for subject, bodies in (("few", [bytes(9_000)] * 5), ("many", [bytes(100)] * 600), ("small", [b"1", b"2"]))
+)
+
+
+def shown(message: Message) -> tuple[object, ...]:
+    """Return all that a message shows."""
+    fields = (name for name, kept in vars(Message).items() if isinstance(kept, property) and not name.startswith("_"))
+    return message.body, *(getattr(message, name) for name in fields)
+
+
+@pytest.mark.parametrize("batches", [LARGE_ANSWER, KEYED_ANSWER])
+def test_messages_of_a_large_answer_show_what_they_show_of_a_small_one_and_keep_none_of_it(
+    batches: tuple[bytes, ...],
+) -> None:
+    alone = [message for batch in batches for run in runs(batch) for message in plain_messages_of(run)]
+    answer = np.frombuffer(b"".join(batches), np.uint8).copy()
     is_kept = weakref.ref(answer)
     found, _ = read_answer(answer.data)
-    message = messages_of(found)[1]
-    kept = copy.copy(message)
-    shown = [(one.id, one.body, one.key, one.tags, one.properties, one.sequence) for one in (message, kept)]
-    assert shown[0] == shown[1]
-    del answer, found, message
+    batch = MessageBatch(found)
+    ways = messages_of(found), list(each_message(found)), [batch[index] for index in range(len(batch))]
+    del answer, found, batch
     gc.collect()
     assert is_kept() is None
-    assert kept.properties == {"price": "125"}
-    assert type(kept) is Message
+    wanted = list(map(shown, alone))
+    for messages in ways:
+        assert list(map(shown, messages)) == wanted
+
+
+def plain_messages_of(run: Run) -> list[Message]:
+    """Return views of the whole run."""
+    return [Message(run, run.delivery_sequence + index, run.body(index)) for index in range(run.count)]
+
+
+@pytest.mark.parametrize("batches", [LARGE_ANSWER, KEYED_ANSWER])
+def test_a_message_is_a_run_of_its_own_again_with_its_body(batches: tuple[bytes, ...]) -> None:
+    found = runs(*batches)
+    for run in found:
+        run.delivery_sequence, run.attempt = 700, 3
+        for message in messages_of([run])[:: max(run.count // 7, 1)]:
+            index = message._number - 700
+            again, wanted = message._run.with_body(message._index, message.body), run.slice(index, index + 1)
+            assert again.data == wanted.data
+            assert (again.delivery_sequence, again.attempt) == (700 + index, 3)
+            assert shown(Message(again, 700 + index, again.body(0))) == shown(message)
 
 
 def test_properties_are_the_callers_own() -> None:
