@@ -3,8 +3,8 @@
 Ranges (sealed segments, and blocks of segments that are being written) stand on shelves of 64, in row order. A shelf
 keeps one u64 a subject, with a bit for each of its ranges that has rows of it. So a lookup costs one look a shelf, and
 a binary search over the ranges that have the subject; ranges without the subject and other subjects cost nothing. The
-words of a shelf are made at its first lookup: 0.5 ms a range of 100,000 subjects, and 8 bytes of memory a subject and
-shelf.
+words of a shelf are made at its first lookups, for one range each: 0.5 ms a range of 100,000 subjects, and 8 bytes of
+memory a subject and shelf. Ranges that are not marked yet are asked one by one, 3 to 15 us each.
 """
 
 from __future__ import annotations
@@ -60,16 +60,17 @@ class RangeBlock:
         self.row_ranges.append(row_range)
 
     def with_subject(self, subject: int, touch: Touch) -> list[RowRange]:
-        """Return the ranges that have rows of a subject, in order."""
-        while self._marked < len(self.row_ranges):
-            if self._removed >> self._marked & 1:
-                self._marked += 1
-                continue
-            touch(self.row_ranges[self._marked])
-            self._mark(self.row_ranges[self._marked].subjects())
-        if subject >= len(self._words):
-            return []
-        word = int(self._words[subject]) & ~self._removed
+        """Return the ranges that have rows of a subject, in order.
+
+        A call marks one range at most, so that nobody waits for the marks of all; it asks each of those behind.
+        """
+        if self._marked < len(self.row_ranges):
+            self._skip_removed()
+            if self._marked < len(self.row_ranges):
+                touch(self.row_ranges[self._marked])
+                self._mark(self.row_ranges[self._marked].subjects())
+                self._skip_removed()
+        word = int(self._words[subject]) & ~self._removed if subject < len(self._words) else 0
         if word == (1 << len(self.row_ranges)) - 1 & ~self._removed:
             return self._left
         with_rows = []
@@ -77,7 +78,18 @@ class RangeBlock:
             lowest = word & -word
             with_rows.append(self.row_ranges[lowest.bit_length() - 1])
             word ^= lowest
+        for index in range(self._marked, len(self.row_ranges)):
+            row_range = self.row_ranges[index]
+            if self._removed >> index & 1:
+                continue
+            touch(row_range)
+            if len(row_range.span(subject)):
+                with_rows.append(row_range)
         return with_rows
+
+    def _skip_removed(self) -> None:
+        while self._marked < len(self.row_ranges) and self._removed >> self._marked & 1:
+            self._marked += 1
 
     def remove(self, row_range: RowRange) -> None:
         """Leave a range out from now on."""

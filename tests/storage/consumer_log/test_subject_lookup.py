@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -10,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qmq.storage.consumer_log.subject_lookup import RangeBlocks, SubjectRows, no_touch, take
-from qmq.storage.consumer_log.subject_order import RowRange, Rows
+from qmq.storage.consumer_log.subject_lookup import SHELF_RANGES, RangeBlocks, SubjectRows, no_touch, take
+from qmq.storage.consumer_log.subject_order import Rows
 from tests.effort import part_of
 from tests.storage.rows import Feed, Row, as_array
 
@@ -23,6 +24,7 @@ class Listed:
         self.first_row = first_row
         self.count = len(rows)
         self._rows = as_array(rows)
+        self.times_marked = 0
 
     def rows(self) -> Rows:
         return self._rows
@@ -35,22 +37,28 @@ class Listed:
         return found
 
     def subjects(self) -> npt.NDArray[np.uint32]:
+        self.times_marked += 1
         return np.asarray(self._rows["subject"])
 
     def need(self, first: int, stop: int) -> None:
         assert 0 <= first < stop <= self.count
 
 
-def shelved(pieces: list[list[int]]) -> tuple[RangeBlocks, list[Row], list[RowRange]]:
+def shelved(pieces: list[list[int]]) -> tuple[RangeBlocks, list[Row], list[Listed]]:
     """Make ranges with a row of 3 messages for each subject given."""
     feed = Feed()
-    touched: list[RowRange] = []
-    shelves = RangeBlocks(touched.append)
+    touched: list[Listed] = []
+    shelves = RangeBlocks(lambda row_range: touched.append(cast(Listed, row_range)))
     for piece in pieces:
         first = len(feed.rows)
         rows = [feed.batch([(subject, 3)], stride=subject % 3)[0] for subject in piece]
         shelves.add(Listed(first, rows))
     return shelves, feed.rows, touched
+
+
+def mark_all(shelves: RangeBlocks) -> None:
+    for _ in range(SHELF_RANGES):
+        list(shelves.from_sequence(1, 0))
 
 
 def gather(found: list[SubjectRows]) -> list[Row]:
@@ -80,16 +88,26 @@ def test_rows_of_a_subject(pieces: list[list[int]], repeats: int) -> None:
 
 def test_only_ranges_that_have_the_subject_are_looked_at() -> None:
     shelves, _, touched = shelved([[0]] * 100 + [[1]] + [[0]] * 100)
-    list(shelves.from_sequence(1, 0))
+    mark_all(shelves)
     assert len({id(row_range) for row_range in touched}) == 201, "every range is read once, for the words"
     touched.clear()
     assert len(list(shelves.from_sequence(1, 0))) == 1
     assert {row_range.first_row for row_range in touched} == {100}
 
 
+def test_no_lookup_marks_many_ranges() -> None:
+    shelves, rows, touched = shelved([[0, 1 + number % 3] for number in range(2 * SHELF_RANGES)])
+    wanted = [row for row in rows if row[3] == 2]
+    for lookup in range(1, SHELF_RANGES + 2):
+        assert gather(list(shelves.from_sequence(2, 0))) == wanted
+        marked = sum(row_range.times_marked for row_range in {id(one): one for one in touched}.values())
+        assert marked <= 4 * lookup, "two shelves, each asked on the way back and forward"
+    assert marked == 2 * SHELF_RANGES
+
+
 def test_a_search_over_many_ranges_takes_few_steps() -> None:
     shelves, rows, touched = shelved([[0]] * 1_000)
-    list(shelves.from_sequence(0, 0))
+    mark_all(shelves)
     touched.clear()
     next(iter(shelves.from_sequence(0, rows[300][0])))
     assert len(touched) < 40
