@@ -85,6 +85,7 @@ from qmq.broker.ports.effects import (
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.broker.ports.metrics import Counters, FoundBy
 from qmq.broker.ports.rights import UNCHECKED, Rights
+from qmq.broker.ports.work import Work
 from qmq.broker.publish.dedup import ProducerClaims, Producers
 from qmq.broker.publish.publish import Intake
 from qmq.broker.publish.roll import SegmentRoll
@@ -659,6 +660,14 @@ class Broker:
 
     # --- checkpoint --------------------------------------------------------------------------------------------------
 
+    def _visible(self) -> list[int]:
+        """Return by partition the position before which messages may be pulled."""
+        return [self._intake.visible(partition) for partition in range(len(self._store.partitions))]
+
+    def prepare_checkpoint(self) -> Work[None]:
+        """Do in pieces most of what ``checkpoint_state`` does at one moment: it packs the groups that have changed."""
+        yield from self._delivery.subscriptions.pack_changed(self._visible)
+
     def checkpoint_state(self, now: Now) -> dict[str, bytes]:
         """Return the broker's part of a checkpoint: groups with their cursors, and producers.
 
@@ -668,7 +677,6 @@ class Broker:
         self._intake.turn()
         self._records.write_all()
         self._retention.drop_ready(now)
-        visible = [self._intake.visible(partition) for partition in range(len(self._store.partitions))]
         upto = [part.claimable for part in self._store.partitions]
         small = self._producers.bytes_remembered() <= _PRODUCERS_AT_ONCE_BYTES
         ahead = any(packed > most for packed, most in zip(self._producers_upto, upto, strict=False))
@@ -685,7 +693,7 @@ class Broker:
             self._producers_upto = upto
             self._producers_seen = self._delaying.seen()
         state = {
-            "groups": msgpack.packb(self._delivery.subscriptions.packed(visible)),
+            "groups": self._delivery.subscriptions.packed(self._visible()),
             "producers": self._producers_packed,
             "producers_upto": msgpack.packb([self._producers_upto, self._producers_seen]),
         }

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from qmq.broker.broker import Broker
 from qmq.broker.ports.commands import Now
 from qmq.daemon.threads import CallThread
+from qmq.daemon.turns import in_turns
 from qmq.errors import QmqError, StorageError
 from qmq.settings import Settings
 from qmq.storage.store import Store
@@ -115,6 +116,7 @@ class Checkpointer:
         self.running = True
         try:
             await self.worker.run(self._store.check_there)
+            await in_turns(self._broker.prepare_checkpoint())
             changes, now = self._changes(), self._clock()
             checkpoint = self._store.begin_checkpoint(self._broker.checkpoint_state(now), now.wall_us)
             try:

@@ -8,7 +8,6 @@ key indexes have a thread each.
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import os
 import resource
@@ -35,6 +34,7 @@ from qmq.broker.ports.effects import (
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.broker.ports.metrics import Counters
 from qmq.daemon.checkpointer import Checkpointer
+from qmq.daemon.collector import CollectorBound
 from qmq.daemon.file_survey import FileSurvey, LogSegments
 from qmq.daemon.fsyncs import Fsyncs
 from qmq.daemon.info import BrokerFacts, DiskSpace, DiskSurvey, InfoAnswers, clock_problem
@@ -46,6 +46,7 @@ from qmq.daemon.stats import StatsAnswers
 from qmq.daemon.systemd import ServiceManager
 from qmq.daemon.threads import CallThread
 from qmq.daemon.token_file import TokenFile, is_loopback, read_at_start
+from qmq.daemon.turns import in_turns
 from qmq.errors import QmqError, StorageError, StorageFailed
 from qmq.format.layout import DELAY_PARTITION
 from qmq.net.server import Server, ServerOptions, clock
@@ -107,6 +108,7 @@ class RunningBroker:
         self._unlogged = 0  # damages since the last one that was logged
         self._stopping = False
         self._name_timer: asyncio.TimerHandle | None = None
+        self._name_task: asyncio.Task[None] | None = None
         self._is_clock_behind = False
         self._certificate_timer: asyncio.TimerHandle | None = None
         self._settled = asyncio.Event()
@@ -206,9 +208,16 @@ class RunningBroker:
             if problem is not None and not self._is_clock_behind:
                 log.warning("%s", problem)
             self._is_clock_behind = problem is not None
-            for _, text in self.broker.untaken.look(self._clock().monotonic_us):
+            loop = asyncio.get_running_loop()
+            self._name_task = loop.create_task(self._report_names())
+            self._name_timer = loop.call_later(LOOK_US / 1e6, self._look_at_names)
+
+    async def _report_names(self) -> None:
+        try:
+            for _, text in await in_turns(self.broker.untaken.look(self._clock().monotonic_us)):
                 log.warning("%s", text)
-            self._name_timer = asyncio.get_running_loop().call_later(LOOK_US / 1e6, self._look_at_names)
+        except Exception:
+            log.exception("the look for names that nobody takes failed unexpectedly")
 
     def _log_segments(self) -> list[LogSegments]:
         logs = [part.message_log for part in self.store.partitions]
@@ -253,6 +262,8 @@ class RunningBroker:
         for timer in (self._name_timer, self._certificate_timer):
             if timer is not None:
                 timer.cancel()
+        if self._name_task is not None:
+            self._name_task.cancel()
         if self._scrubber is not None:
             await self._scrubber.close()
         await self._key_indexer.close()
@@ -584,9 +595,7 @@ async def _serve(
     if hung_up():
         wake(reloading)
     await running.start()
-    # Objects made so far stay alive: the collector need not visit them again.
-    gc.collect()
-    gc.freeze()
+    CollectorBound().begin()
     running.log_start()
     ready(running)
     serving = f"serving on {running.shown_urls}"

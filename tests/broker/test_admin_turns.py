@@ -12,9 +12,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
+from qmq.broker.groups.untaken import UNTAKEN_US
 from qmq.broker.ports.access import ACTIONS
-from qmq.broker.ports.commands import Administer, DispositionRange, HandBack, ListSubjects, Subscribe
+from qmq.broker.ports.commands import Administer, Disconnected, DispositionRange, HandBack, ListSubjects, Subscribe
 from qmq.broker.ports.effects import Effect, PulledMessages, Refused
+from qmq.broker.ports.work import TURN_WORK, Work
 from qmq.format.build import RunContent
 from qmq.format.layout import LANE_ORDERED, ORDER_SLOTS
 from qmq.net.protocol.types import BROADCAST, Disposition
@@ -93,6 +95,24 @@ def most_of_a_turn(driven: Driven, command: Administer | ListSubjects) -> tuple[
     return most, said
 
 
+def most_of_a_part(work: Work[Any]) -> int:
+    """Do work of the daemon; return the opcodes of the longest part that it does in one turn."""
+    opcodes, most, is_done = Opcodes(), 0, False
+
+    def part() -> None:
+        nonlocal is_done
+        done = 0
+        while done < TURN_WORK and not is_done:
+            try:
+                done += next(work)
+            except StopIteration:
+                is_done = True
+
+    while not is_done:
+        most = max(most, opcodes.of(part))
+    return most
+
+
 #: The fields of each action, in the order in which they are asked for.
 CALLS: Final[dict[str, dict[str, Any]]] = {
     "info": {},
@@ -128,4 +148,26 @@ def test_no_turn_of_an_administrative_call_is_long(tmp_path: Path) -> None:
         found[action], _ = most_of_a_turn(driven, Administer(9, driven.request(), action, fields))
 
     assert {name: most for name, most in found.items() if most > MOST_OPCODES} == {}
+    driven.close()
+
+
+def test_no_turn_of_a_checkpoint_is_long(tmp_path: Path) -> None:
+    driven = filled(tmp_path)
+    broker, now = driven.broker, driven.now
+    everything = Opcodes().of(lambda: broker.checkpoint_state(now))
+    for group in broker.groups.values():
+        group.dirty = True
+    assert most_of_a_part(broker.prepare_checkpoint()) < min(MOST_OPCODES, everything / 2)
+    assert Opcodes().of(lambda: broker.checkpoint_state(now)) < everything / 10
+    driven.close()
+
+
+def test_no_turn_of_a_look_at_names_is_long(tmp_path: Path) -> None:
+    driven = filled(tmp_path)
+    delete = Administer(9, driven.request(), "delete_group", {"group": "g0"})  # it follows everything
+    driven.do(delete, Disconnected(1), Disconnected(2), Disconnected(3))
+    untaken, now_us = driven.broker.untaken, driven.now.monotonic_us
+    for since_us in (0, UNTAKEN_US):
+        assert most_of_a_part(untaken.look(now_us + since_us)) < MOST_OPCODES
+    assert {one.code for one in untaken.found} == {"no_consumer", "not_followed"}
     driven.close()

@@ -56,7 +56,7 @@ MODELLED: Final = (
     Mutant(
         "keep in the checkpoint what a seek has dropped",
         "Ledger.drop_in_flight",
-        skip("self._changed = True"),
+        skip("self.changed = True"),
         ("tests/broker/groups/test_group_state.py",),
     ),
     Mutant(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from tests.mutants.running import Mutant
-from tests.mutants.symbols import instead, never, skip
+from tests.mutants.symbols import always, instead, never, skip
 
 OF_ANSWERS: Final = (
     Mutant(
@@ -147,9 +147,21 @@ OF_OPERATION: Final = (
         _PING,
     ),
     Mutant(
+        "pack a group again that has changed since the preparation",
+        "Subscriptions.packed",
+        never("group.dirty or (ledger := group.ledger) is None or ledger.changed or ledger.retries.changed"),
+        ("tests/broker/startup/test_checkpoint.py",),
+    ),
+    Mutant(
+        "freeze what a long collection leaves",
+        "CollectorBound.heard",
+        skip("self._freeze()"),
+        ("tests/daemon/test_collector.py",),
+    ),
+    Mutant(
         "report a name that nobody takes once",
         "UntakenNames.look",
-        instead("named.keys() - self._known", "named.keys()"),
+        always("(code, name) not in self._known"),
         _UNTAKEN,
     ),
     Mutant(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 import msgpack
 
@@ -27,10 +27,16 @@ from qmq.broker.journal.durable_replies import DurableReplies
 from qmq.broker.ports.commands import Subscribe
 from qmq.broker.ports.effects import Effect, Subscribed
 from qmq.broker.ports.limits import BrokerLimits
+from qmq.broker.ports.work import Work
 from qmq.errors import InvalidOption, TooManyConsumers, TooManyGroups, UnknownGroup, UnknownSubscription
 from qmq.names import MEMBER_MARK, check_consumer, check_prefix, takes
 from qmq.net.protocol.types import AGAIN, AT_MOST_ONCE, BROADCAST, FOLLOW, LOOK, ConsumerState
 from qmq.storage.store import Store
+
+#: The work of packing a group, and of 64 that have not changed.
+_PACK_WORK: Final = 60
+_LOOKED: Final = 64
+_LOOKED_WORK: Final = 16
 
 
 class Subscriptions:
@@ -271,9 +277,25 @@ class Subscriptions:
             self.leave(self.by_number[connection, number])
         self._by_connection.pop(connection, None)
 
-    def packed(self, visible: list[int]) -> dict[str, Any]:
+    def pack_changed(self, visible: Callable[[], list[int]]) -> Work[None]:
+        """Pack the groups that have changed, so that ``packed`` is quick; *visible* returns what that takes."""
+        for looked, group in enumerate(list(self.groups.values()), 1):
+            if group.is_changed() and self.groups.get(str(group.name)) is group:
+                group.packed(self._store, visible())
+                yield _PACK_WORK
+            if looked % _LOOKED == 0:
+                yield _LOOKED_WORK
+
+    def packed(self, visible: list[int]) -> bytes:
         """Return the groups by name, packed for the checkpoint."""
-        return {name: group.packed(self._store, visible) for name, group in self.groups.items()}
+        header = msgpack.Packer().pack_map_header(len(self.groups))
+        rows = [  # a call of each group would take 10 ms for 10,000 that have not changed
+            group.packed(self._store, visible)
+            if group.dirty or (ledger := group.ledger) is None or ledger.changed or ledger.retries.changed
+            else group.row
+            for group in self.groups.values()
+        ]
+        return b"".join([header, *rows])
 
     def restore(self, packed: dict[str, Any]) -> None:
         """Restore the groups from what ``packed`` returned."""

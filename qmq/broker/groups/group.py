@@ -332,7 +332,9 @@ class Group:
         #: Its prefixes and their starts are on disk when ``Durable.has`` this ticket.
         self.ticket = 0
         self.dirty = True
-        self._packed = b""
+        #: What ``packed`` has returned.
+        self.row = b""
+        self._packed = self._packed_ledger = b""
 
     def consumers_there(self) -> int:
         """Return how many consumers have a client."""
@@ -464,13 +466,20 @@ class Group:
             cursors[unset] = start.value
         return cursors
 
-    def packed(self, store: Store, visible: list[int]) -> tuple[int, bytes, bytes]:
-        """Return the state for the checkpoint: the number of its ledger, its cursors, its ledger's state.
+    def is_changed(self) -> bool:
+        """Return whether its state has changed since ``packed``."""
+        return self.dirty or (self.ledger is not None and self.ledger.is_changed())
 
-        It is made anew only after a change. Row cursors go in as positions, which survive when the consumer log is
+    def packed(self, store: Store, visible: list[int]) -> bytes:
+        """Return its name and state for the checkpoint: the number of its ledger, its cursors, its ledger's state.
+
+        They are made anew only after a change. Row cursors go in as positions, which survive when the consumer log is
         rebuilt.
         """
         assert self.ledger is not None
+        ledger = self.ledger.packed_bytes()
+        if not self.dirty and ledger is self._packed_ledger:
+            return self.row
         if self.dirty:
             fields = {
                 "mode": self.mode,
@@ -494,7 +503,9 @@ class Group:
             }
             self._packed = msgpack.packb(fields)
             self.dirty = False
-        return self.ledger.number, self._packed, self.ledger.packed_bytes()
+        self._packed_ledger = ledger
+        self.row = msgpack.packb(self.name) + msgpack.packb((self.ledger.number, self._packed, ledger))
+        return self.row
 
     def restore(self, store: Store, packed: dict[str, Any]) -> None:
         """Take over cursors from ``packed``."""

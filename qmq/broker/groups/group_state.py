@@ -195,7 +195,7 @@ class Ledger:
         self._write = record
         #: Counts the changes of consumers, retries and settings, but not pulls of new messages and acks.
         self.version = 0
-        self._changed = True  # since the last packed_bytes
+        self.changed = True  # since the last packed_bytes
         self._bytes = b""
 
     @property
@@ -336,7 +336,7 @@ class Ledger:
         self.was_again = False
         in_flight = member.in_flight
         fields = ranges[0] if len(ranges) == 1 else flat(ranges)
-        self._changed = True
+        self.changed = True
         self._write((_PULL, _pack((self.number, member.number, in_flight.next_sequence, size, now_us, fields, where))))
         member.pulled_us = now_us
         if len(ranges) == 1:
@@ -442,7 +442,7 @@ class Ledger:
         member.handled_us = now_us
         if member.quarantined:
             member.progressed(end - start)
-        self._changed = True
+        self.changed = True
         self._write((_ACK, _pack((self.number, member.number, now_us, (start, end)))))
 
     def _acked(self, member: Member, intervals: list[int], now_us: int) -> tuple[int, int]:
@@ -592,14 +592,14 @@ class Ledger:
     def skip_sequences(self, count: int) -> None:
         """Skip *count* delivery sequences of each consumer, which may have seen them in lost records."""
         self.version += 1
-        self._changed = True
+        self.changed = True
         for member in self.members.values():
             member.in_flight.skip_to(member.in_flight.next_sequence + count)
 
     def drop_in_flight(self, now_us: int, *, clear_retries: bool) -> None:
         """Drop all messages in flight, and with *clear_retries* all retries: the group is sought elsewhere."""
         self.version += 1
-        self._changed = True
+        self.changed = True
         self.resends.stop()
         for member in list(self.members.values()):
             self._leave(member.number, LeaveReason.CLOSED, now_us)
@@ -610,11 +610,15 @@ class Ledger:
 
     # --- checkpoint --------------------------------------------------------------------------------------------------
 
+    def is_changed(self) -> bool:
+        """Return whether the state has changed since ``packed_bytes``."""
+        return self.changed or self.retries.changed
+
     def packed_bytes(self) -> bytes:
         """Return ``packed`` as bytes; made anew only after a change, since there may be many groups."""
-        if self._changed or self.retries.changed:
+        if self.is_changed():
             self._bytes = msgpack.packb(self.packed())
-            self._changed = self.retries.changed = False
+            self.changed = self.retries.changed = False
         return self._bytes
 
     def packed(self) -> dict[str, Any]:
@@ -671,13 +675,13 @@ class Ledger:
         self._apply(kind, fields)
 
     def _record(self, kind: RecordKind, payload: bytes) -> None:
-        self._changed = True
+        self.changed = True
         self._write((kind, payload))
 
     def replay(self, kind: int, fields: list[Any]) -> bool:
         """Apply a record; return False if it is of a consumer whose join is lost."""
         self.version += 1
-        self._changed = True
+        self.changed = True
         if kind in (RecordKind.PULL, RecordKind.PASSED, RecordKind.AGAIN, RecordKind.ACK):
             return self._follow(kind, fields)
         (member, retry, dead), *fields = fields

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from qmq.broker.groups.group import Group, SubjectFilter, is_exact
 from qmq.broker.groups.name_order import NameOrder
-from qmq.broker.ports.work import NUMBERS_A_UNIT, PIECE, Work, whole
+from qmq.broker.ports.work import NUMBERS_A_UNIT, PIECE, Work
 from qmq.errors import StorageError
 from qmq.format.batch import EntryRow
 from qmq.format.lanes import kind_of
@@ -72,14 +72,15 @@ def ready(store: Store, group: Group, order: NameOrder) -> Work[ReadyCount]:
     return ReadyCount(total, exact)
 
 
-def has_ready(store: Store, group: Group, subject_filter: SubjectFilter, order: NameOrder) -> bool:
+def has_ready(store: Store, group: Group, subject_filter: SubjectFilter, order: NameOrder) -> Work[bool]:
     """Return whether there are messages of a filter that no consumer of the group had yet; False where that would need
     a read.
     """
     for numbers in _pieces(store, subject_filter, order):
-        followed = whole(_followed(store, group, subject_filter, numbers, _Lookups()))
+        followed = yield from _followed(store, group, subject_filter, numbers, _Lookups())
         if (followed.starts < followed.ends).any():
             return True
+        yield 1 + len(numbers) // NUMBERS_A_UNIT
     return False
 
 

@@ -9,15 +9,17 @@ The time without takers counts from the broker's start at the earliest.
 
 from __future__ import annotations
 
+from bisect import insort
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final, NamedTuple
 
 import numpy as np
 
-from qmq.broker.groups.group import Group, SubjectFilter, Subscription
+from qmq.broker.groups.group import Group, Subscription, is_exact
 from qmq.broker.groups.lag import has_ready
 from qmq.broker.groups.name_order import NameOrder
-from qmq.errors import StorageError
+from qmq.broker.ports.work import NUMBERS_A_UNIT, Work
 from qmq.format.private import is_private
 from qmq.names import takes
 from qmq.storage.store import Store
@@ -31,6 +33,10 @@ NAMED: Final = 3
 _MOST_COUNTED: Final = 100
 #: With more different prefixes, subjects are not looked at.
 _MOST_PREFIXES: Final = 1_000
+#: Names and consumers of one piece, and the work of these; the work of a group.
+_NAMES: Final = 1_024
+_NAMES_WORK: Final = 1_500
+_GROUP_WORK: Final = 4
 
 
 class UntakenName(NamedTuple):
@@ -58,68 +64,129 @@ class UntakenNames:
         #: The findings of the last look.
         self.found: tuple[UntakenName, ...] = ()
 
-    def look(self, now_us: int) -> list[UntakenName]:
+    def look(self, now_us: int) -> Work[list[UntakenName]]:
         """Look at all names; return the findings about names that the last look did not report. *now_us*: monotonic."""
-        named = {
-            (code, name): text
-            for code, name, text in (*self._untaken_prefixes(now_us), *self._untaken_subjects(now_us))
-        }
-        new, self._known = named.keys() - self._known, set(named)
-        self.found = _reported(named, named)
-        return list(_reported(named, new))
+        every, new = _Findings(), _Findings()
+        for walk in (self._untaken_prefixes(now_us, every), self._untaken_subjects(now_us, every)):
+            yield from walk
+        for looked, (code, name) in enumerate(every.known, 1):
+            if (code, name) not in self._known:
+                new.add(code, name, every.texts.get((code, name), ""))
+            if looked % _NAMES == 0:
+                yield _NAMES_WORK
+        self._known = every.known
+        self.found = every.told()
+        return list(new.told())
 
-    def _untaken_prefixes(self, now_us: int) -> Iterable[tuple[str, str, str]]:
+    def _asked(self) -> Work[dict[str, set[str]]]:
+        """Return what connected consumers ask for, by group; "" for those without a group."""
         asked = dict[str, set[str]]()
-        for one in self._subscriptions():
+        for looked, one in enumerate(list(self._subscriptions()), 1):
             asked.setdefault(one.group.name or "", set()).update(one.asked)
+            if looked % _NAMES == 0:
+                yield _NAMES_WORK
+        return asked
+
+    def _untaken_prefixes(self, now_us: int, found: _Findings) -> Work[None]:
+        asked = yield from self._asked()
+        yield from self._order.caught_up()
         before, self._prefixes = self._prefixes, {}
         counted = 0
-        for name, group in self._groups.items():
+        for name, group in list(self._groups.items()):
+            mine = asked.get(name, set())
+            yield _GROUP_WORK + (len(group.filters) + len(mine)) // 2
             for prefix in group.outermost():
-                if takes(mine := asked.get(name, set()), prefix) or any(takes({prefix}, other) for other in mine):
+                if takes(mine, prefix) or any(takes({prefix}, other) for other in mine):
                     continue
                 since_us = self._prefixes[name, prefix] = before.get((name, prefix), now_us)
                 if now_us - since_us < UNTAKEN_US or counted == _MOST_COUNTED:
                     continue
                 counted += 1
-                if has_ready(self._store, group, group.filters[prefix], self._order):
+                subject_filter = group.filters.get(prefix)
+                if subject_filter is None:
+                    continue  # it follows that no more
+                if (yield from has_ready(self._store, group, subject_filter, self._order)):
                     code = "not_taken" if mine else "no_consumer"
-                    yield code, f"{name} {prefix}", _not_taken(name, prefix, bool(mine))
+                    found.add(code, f"{name} {prefix}", _not_taken(name, prefix, bool(mine)))
 
-    def _untaken_subjects(self, now_us: int) -> Iterable[tuple[str, str, str]]:
-        filters = dict[str, SubjectFilter]()
-        for group in self._groups.values():
-            filters |= group.filters
-        filters |= {one.prefix: one for subscription in self._subscriptions() for one in subscription.filters}
-        if not self._groups or "" in filters or len(filters) > _MOST_PREFIXES:
+    def _followed(self) -> Work[set[str] | None]:
+        """Return what anybody follows; None where subjects are not looked at."""
+        prefixes = set[str]()
+        for group in list(self._groups.values()):
+            prefixes.update(group.filters)
+            if "" in prefixes or len(prefixes) > _MOST_PREFIXES:
+                return None
+            yield 1 + len(group.filters) // NUMBERS_A_UNIT
+        for looked, one in enumerate(list(self._subscriptions()), 1):
+            prefixes.update(subject_filter.prefix for subject_filter in one.filters)
+            if looked % _NAMES == 0:
+                yield _NAMES_WORK
+        return prefixes if prefixes and "" not in prefixes and len(prefixes) <= _MOST_PREFIXES else None
+
+    def _untaken_subjects(self, now_us: int, found: _Findings) -> Work[None]:
+        prefixes = yield from self._followed()
+        if not self._groups or prefixes is None:
             self._subjects = np.zeros(0, np.int64)
             return
         subjects = self._store.subjects
         count = subjects.count
         untaken = subjects.ends[:count] > subjects.firsts[:count]
-        for base in filters.values():
-            base.find_lanes(self._store)
-            for one in base.with_lanes():
-                if one.exact:
-                    untaken[subjects.numbers_of(one.prefix)] = False
-                elif (matches := one.matches(self._store)) is not None:
-                    untaken &= ~matches[:count]
+        yield 1 + count // (16 * NUMBERS_A_UNIT)
+        for prefix in prefixes:
+            if is_exact(prefix):
+                numbers = np.array(subjects.numbers_of(prefix), np.int64)
+                untaken[numbers[numbers < count]] = False
+                yield 2 + len(numbers) // NUMBERS_A_UNIT
+                continue
+            for numbers in self._order.pieces(prefix):
+                untaken[numbers[numbers < count]] = False
+                yield 2 + len(numbers) // NUMBERS_A_UNIT
         since_us = np.zeros(count, np.int64)
         since_us[: len(self._subjects)] = self._subjects
         since_us[~untaken] = 0
         since_us[untaken & (since_us == 0)] = now_us
         self._subjects = since_us
-        for number in np.flatnonzero(untaken).tolist():
-            try:
-                name = subjects.name(number)
-            except StorageError:
-                continue
-            if is_private(name):
-                continue
-            if f"{name}." in filters:
-                yield "beside_prefix", name, name
-            elif now_us - int(since_us[number]) >= UNTAKEN_US:
-                yield "not_followed", name, name
+        yield 1 + count // (4 * NUMBERS_A_UNIT)
+        for start in range(0, count, _NAMES):
+            numbers = start + np.flatnonzero(untaken[start : start + _NAMES])
+            for number, name in zip(numbers.tolist(), subjects.names_of(numbers.tolist()), strict=True):
+                if name is None or is_private(name):
+                    continue
+                if f"{name}." in prefixes:
+                    found.add("beside_prefix", name)
+                elif now_us - int(since_us[number]) >= UNTAKEN_US:
+                    found.add("not_followed", name)
+            yield 2 + 2 * len(numbers)
+
+
+class _Findings:
+    """The names that were found, each once."""
+
+    def __init__(self) -> None:
+        #: Code and name of each, and the texts of those about prefixes.
+        self.known = set[tuple[str, str]]()
+        self.texts = dict[tuple[str, str], str]()
+        self._counts = Counter[str]()  # of subjects, by code
+        self._first = dict[str, list[str]]()  # the first NAMED of them, by code
+
+    def add(self, code: str, name: str, text: str = "") -> None:
+        """Add a name, with the *text* about the prefix of a group; a second call for it does nothing."""
+        if (code, name) in self.known:
+            return
+        self.known.add((code, name))
+        if text:
+            self.texts[code, name] = text
+            return
+        self._counts[code] += 1
+        first = self._first.setdefault(code, [])
+        if len(first) < NAMED or name < first[-1]:
+            insort(first, name)
+            del first[NAMED:]
+
+    def told(self) -> tuple[UntakenName, ...]:
+        """Return the findings: one for each prefix of a group, one for all subjects of a kind."""
+        prefixes = [UntakenName(code, self.texts[code, name]) for code, name in sorted(self.texts)]
+        return (*prefixes, *[_of_subjects(code, self._first[code], self._counts[code]) for code in sorted(self._first)])
 
 
 def _not_taken(group: str, prefix: str, has_consumers: bool) -> str:
@@ -131,27 +198,18 @@ def _not_taken(group: str, prefix: str, has_consumers: bool) -> str:
     )
 
 
-def _reported(named: Mapping[tuple[str, str], str], chosen: Iterable[tuple[str, str]]) -> tuple[UntakenName, ...]:
-    """Return the findings about the chosen names: one for each prefix of a group, one for all subjects of a kind."""
-    several, found = dict[str, list[str]](), list[UntakenName]()
-    for code, name in sorted(chosen):
-        if code in ("not_taken", "no_consumer"):
-            found.append(UntakenName(code, named[code, name]))
-        else:
-            several.setdefault(code, []).append(name)
-    for code, names in several.items():
-        some = ", ".join(map(repr, names[:NAMED])) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")
-        is_one = len(names) == 1
-        if code == "beside_prefix":
-            text = (
-                f"no group follows the {'subject' if is_one else 'subjects'} {some}, though one follows "
-                f"{names[0] + '.'!r}: a prefix with a dot takes only what comes behind the dot; send to a subject "
-                "below it, or subscribe to both names"
-            )
-        else:
-            text = (
-                f"no group follows the {'subject' if is_one else 'subjects'} {some}, and messages have lain there for "
-                "an hour or more: look for a mistyped name; if programs read them without a group, all is well"
-            )
-        found.append(UntakenName(code, text))
-    return tuple(found)
+def _of_subjects(code: str, first: list[str], count: int) -> UntakenName:
+    """Return the finding about *count* subjects, with the names of the *first* ones."""
+    some = ", ".join(map(repr, first)) + (f" and {count - len(first)} more" if count > len(first) else "")
+    several = "subject" if count == 1 else "subjects"
+    if code == "beside_prefix":
+        return UntakenName(
+            code,
+            f"no group follows the {several} {some}, though one follows {first[0] + '.'!r}: a prefix with a dot takes "
+            "only what comes behind the dot; send to a subject below it, or subscribe to both names",
+        )
+    return UntakenName(
+        code,
+        f"no group follows the {several} {some}, and messages have lain there for an hour or more: look for a mistyped "
+        "name; if programs read them without a group, all is well",
+    )

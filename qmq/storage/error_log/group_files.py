@@ -12,7 +12,9 @@ removes what is not needed after it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from qmq.errors import StorageError
 from qmq.format.layout import DELAY_DTYPE, RETRY_DTYPE
@@ -35,6 +37,7 @@ from qmq.storage.pull_log.scan import PullLogScan
 from qmq.storage.types import DUE_NAME, GROUPS_NAME, Hole
 
 Owner = Schedule | ItemLog
+AnyOwner = TypeVar("AnyOwner", Schedule, ItemLog)
 
 
 class GroupSync:
@@ -121,6 +124,7 @@ class GroupFiles:
         self._kept = KeptPullFiles(disk, pulls, store_id, keep)
         self._claimed_end = -1
         self._owners: dict[Path, Owner] = {}
+        self._with_files = set[Path]()  # of owners that may have files: most groups have none
         self._used = set[Path]()  # directories that may have runs
         self._damaged: list[StorageError] = []
         self._claimed = self._claimed_before = self._claim.position
@@ -169,7 +173,8 @@ class GroupFiles:
 
     def run_names(self) -> list[tuple[Path, int]]:
         """Return directory and number of every run that has items left."""
-        return [(path, number) for path, owner in self._owners.items() for number in owner.runs()]
+        owners = [(path, self._owners.get(path)) for path in self._with_files]
+        return [(path, number) for path, owner in owners if owner is not None for number in owner.runs()]
 
     def run_size(self, path: Path, number: int) -> tuple[int, int] | None:
         """Return the bytes of a slot and the number of slots of a run; None once it has no items left."""
@@ -192,20 +197,22 @@ class GroupFiles:
     def retries(self, group: int) -> Schedule:
         """Return the error log of a group, empty: ``restore`` loads what a checkpoint has."""
         path = self._path(group, "retries")
-        made = self._owners[path] = Schedule(self.disk, path, self.store_id, RETRY_DTYPE, self._damaged)
-        return made
+        return self._own(path, Schedule(self.disk, path, self.store_id, RETRY_DTYPE, self._damaged))
 
     def dead(self, group: int) -> ItemLog:
         """Return the dead letters of a group, empty, as ``retries`` does."""
         path = self._path(group, "dead")
-        made = self._owners[path] = ItemLog(self.disk, path, self.store_id, RETRY_DTYPE, self._damaged)
-        return made
+        return self._own(path, ItemLog(self.disk, path, self.store_id, RETRY_DTYPE, self._damaged))
 
     def delayed(self) -> Schedule:
         """Return the schedule of delayed messages, empty, as ``retries`` does."""
         path = self._directory / DUE_NAME
-        made = self._owners[path] = Schedule(self.disk, path, self.store_id, DELAY_DTYPE, self._damaged)
-        return made
+        return self._own(path, Schedule(self.disk, path, self.store_id, DELAY_DTYPE, self._damaged))
+
+    def _own(self, path: Path, owner: AnyOwner) -> AnyOwner:
+        self._owners[path] = owner
+        owner.gets_files = partial(self._with_files.add, path)
+        return owner
 
     def forget(self, group: int) -> None:
         """Forget a deleted group: its files go once no checkpoint has them."""
@@ -222,7 +229,12 @@ class GroupFiles:
         self.pull_log.settle()
         pulls = self.pull_log.begin_sync()
         synced = pulls.position if self.pull_log.broken is None else self.pull_log.synced_end
-        owners = {path: owner for path, owner in self._owners.items() if owner.has_files}
+        owners = {
+            path: owner
+            for path in self._with_files
+            if (owner := self._owners.get(path)) is not None and owner.has_files
+        }
+        self._with_files.intersection_update(owners)
         runs = [(owner, owner.begin_sync()) for owner in owners.values()]
         if self._taken_over:
             known = {

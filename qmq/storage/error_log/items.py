@@ -26,6 +26,7 @@ Form = np.dtype[Any]
 CRC_SIZE: Final = 4
 _SIZE: Final = struct.Struct("<H")
 _COUNT: Final = struct.Struct("<I")
+_NO_ITEMS: Final = _COUNT.pack(0)
 #: Items that share reasons. A reader of a block of items finds the reasons of these close together.
 _STRETCH: Final = 128
 #: Stands for a reason whose bytes are rotten, or name no reason.
@@ -114,6 +115,8 @@ def reason_in(slots: Items, at: int, lost: set[int]) -> bytes:
 
 def pack_items(items: Items, form: Form) -> bytes:
     """Return items for a checkpoint or a record: their number, u32, then their slots."""
+    if not len(items):
+        return _NO_ITEMS
     return _COUNT.pack(len(items)) + to_slots(items, form)
 
 

@@ -263,6 +263,8 @@ class RunOwner(ABC):
         self._memory_form = in_memory(form)
         self._damaged = damaged
         self._next_run = 0
+        #: Called when it may have files from now on.
+        self.gets_files: Callable[[], object] = bool
         #: The syncs of both copies of the runs that no checkpoint claims yet.
         self._unsynced: dict[int, RunSyncs] = {}
 
@@ -275,6 +277,7 @@ class RunOwner(ABC):
         number = self._next_run
         # Before its files exist, since another thread calls ``unclaimed``.
         self._unsynced[number] = SureSync(self._disk), SureSync(self._disk)
+        self.gets_files()
         try:
             slots = write_run(self._disk, self._directory, self._store_id, number, items, self._form)
         except BaseException:
@@ -284,6 +287,7 @@ class RunOwner(ABC):
         return self._run(RunClaim(number, len(items), 0, slots))
 
     def _run(self, claim: RunClaim) -> SortedRun:
+        self.gets_files()
         return SortedRun(self._disk, self._directory, self._form, claim, self._damaged)
 
     @property
@@ -298,7 +302,7 @@ class RunOwner(ABC):
     @property
     def has_files(self) -> bool:
         """Whether there are runs, or a run has to be synced."""
-        return bool(self._unsynced or self.runs())
+        return bool(self._unsynced) or any(True for _ in self._all_runs())
 
     def unclaimed(self) -> set[int]:
         """[any thread] Return the runs made since the last checkpoint began: no checkpoint may claim them yet."""
@@ -312,6 +316,7 @@ class RunOwner(ABC):
     def sync_failed(self, sync: RunSync) -> None:
         """Have the next checkpoint sync the same runs again: none was claimed."""
         self._unsynced |= sync.runs
+        self.gets_files()
 
 
 class RunSync:

@@ -55,6 +55,7 @@ class Schedule(RunOwner):
     def __init__(self, disk: Disk, directory: Path, store_id: bytes, form: Form, damaged: list[StorageError]) -> None:
         """Make an empty schedule; see RunOwner."""
         super().__init__(disk, directory, store_id, form, damaged)
+        self._no_items = np.empty(0, self._memory_form)
         self._heap: list[_Kept] = []
         self._runs: list[SortedRun] = []
         self._heads: list[tuple[int, int, int]] = []  # due, number, index of the run
@@ -145,6 +146,8 @@ class Schedule(RunOwner):
         return self._items(found)
 
     def _items(self, kept: list[_Kept]) -> Items:
+        if not kept:
+            return self._no_items
         rows = np.frombuffer(b"".join(row for _, _, row, _ in kept), self._form)
         return with_reasons(rows, [reason for *_, reason in kept])
 

@@ -30,8 +30,8 @@ def claim_subjects(table: SubjectTable, gaps: Gaps) -> SubjectsClaim:
     return SubjectsClaim(
         length_bytes=table.length_bytes,
         count=count,
-        ends=table.ends[:count].astype("<u8").tobytes(),
-        firsts=table.firsts[:count].astype("<u8").tobytes(),
+        ends=table.ends[:count].astype("<u8", copy=False).tobytes(),
+        firsts=table.firsts[:count].astype("<u8", copy=False).tobytes(),
         gaps=gaps.pack(),
     )
 

@@ -8,6 +8,7 @@ import pytest
 
 from qmq.broker.groups.untaken import NAMED, UNTAKEN_US
 from qmq.broker.ports.commands import Disconnected
+from qmq.broker.ports.work import whole
 from tests.broker.harness import Driven
 from tests.broker.test_admin import ask
 
@@ -20,7 +21,7 @@ def driven(tmp_path: Path) -> Driven:
 
 
 def codes(driven: Driven, now_us: int) -> list[str]:
-    return [one.code for one in driven.broker.untaken.look(now_us)]
+    return [one.code for one in whole(driven.broker.untaken.look(now_us))]
 
 
 def test_a_prefix_that_no_consumer_takes_for_an_hour_is_reported_once(driven: Driven) -> None:

@@ -133,6 +133,26 @@ def test_the_checkpoint_before_counts_or_the_whole_log(
     driven.close()
 
 
+@pytest.mark.parametrize("changes", [0, 1, 2])
+def test_what_changes_after_the_preparation_is_in_the_checkpoint(tmp_path: Path, changes: int) -> None:
+    driven = filled(tmp_path, 6)
+    consumer = Consumer(driven, "c")
+    for _ in driven.broker.prepare_checkpoint():
+        if changes > 0:
+            consumer.pull(3)  # the group's cursors
+        if changes > 1:
+            consumer.back(2, 3)  # its retries
+    group = driven.broker.groups["g"]
+    assert group.is_changed() == (changes > 0)
+    driven.broker.checkpoint_state(driven.now)
+    assert not group.is_changed()
+    assert group.ledger is not None
+    made, group.dirty, group.ledger.changed = group.row, True, True
+    driven.broker.checkpoint_state(driven.now)
+    assert group.row == made, "as if all of it were packed anew"
+    driven.close()
+
+
 def test_the_state_of_group_files_is_checked_on_reading(tmp_path: Path) -> None:
     last, before = stopped(tmp_path)
     forge(last, _with_no_runs_of_files)
