@@ -12,11 +12,14 @@ import argparse
 import asyncio
 import mmap
 import os
+import shutil
 import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -24,6 +27,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import qmq
+from qmq.daemon.collector import CollectorBound
 from qmq.daemon.main import RunningBroker
 from qmq.format.hashing import hash_bytes
 from qmq.format.lanes import lane_of_key_hash
@@ -42,27 +46,60 @@ Call = Callable[[], Awaitable[object]]
 # --- the broker ------------------------------------------------------------------------------------------------------
 
 
-async def _serve(directory: Path, beats: mmap.mmap) -> None:
+class Stacks:
+    """Samples where the loop's thread is, to print where the time of long turns goes."""
+
+    def __init__(self) -> None:
+        self._thread = threading.get_ident()
+        self._sampled = list[tuple[str, ...]]()
+        sys.setswitchinterval(0.0005)
+        threading.Thread(target=self._sample, daemon=True).start()
+
+    def _sample(self) -> None:
+        while True:
+            time.sleep(0.001)
+            frame = sys._current_frames().get(self._thread)
+            stack = list[str]()
+            while frame is not None:
+                if "/qmq/" in (path := frame.f_code.co_filename):
+                    stack.append(f"{path.rpartition('/qmq/')[2]}:{frame.f_lineno} {frame.f_code.co_name}")
+                frame = frame.f_back
+            self._sampled.append(tuple(stack[:7]))
+
+    def turn(self, took_ms: float) -> None:
+        """End a turn, and print the most frequent stacks if it was long."""
+        sampled, self._sampled = self._sampled, []
+        if took_ms > _GOAL_MS:
+            print(f"    {took_ms:.1f} ms, {len(sampled)} samples", file=sys.stderr)
+            for stack, times in Counter(sampled).most_common(4):
+                print(f"      {times:4}  {' < '.join(stack)}", file=sys.stderr)
+
+
+async def _serve(directory: Path, beats: mmap.mmap, *, shows_stacks: bool) -> None:
     running = RunningBroker(Settings.model_validate({"data_dir": directory, "listen": "127.0.0.1:0"}))
     await running.start()
+    CollectorBound().begin()
     print(running.url, flush=True)
+    stacks = Stacks() if shows_stacks else None
     last = time.thread_time()
     while os.getppid() != 1:
         await asyncio.sleep(_BEAT_S)
         now = time.thread_time()
         longest, second, over = _BEATS.unpack_from(beats, 0)
         took, last = (now - last) * 1_000, now
+        if stacks is not None:
+            stacks.turn(took)
         if took > second:
             longest, second = max(longest, took), min(longest, took)
             _BEATS.pack_into(beats, 0, longest, second, over + (took > _GOAL_MS))
 
 
-def serve(directory: Path, beats: Path) -> None:
+def serve(directory: Path, beats: Path, *, shows_stacks: bool) -> None:
     """Run a broker that counts its beats in a file, until its parent ends."""
     import uvloop
 
     with beats.open("r+b") as file, mmap.mmap(file.fileno(), _BEATS.size) as mapped:
-        uvloop.run(_serve(directory, mapped))
+        uvloop.run(_serve(directory, mapped, shows_stacks=shows_stacks))
 
 
 # --- the state -------------------------------------------------------------------------------------------------------
@@ -89,6 +126,7 @@ class Sizes(argparse.Namespace):
     delayed: int
     directory: Path | None
     only: str
+    stacks: bool
     serve: list[Path] | None
 
 
@@ -207,7 +245,7 @@ async def measure(url: str, beats: mmap.mmap, only: str) -> None:
     async with qmq.connect(url, admin_timeout=600) as client:
         await client.admin.rights()
         for name, call in calls(client).items():
-            if only not in name:
+            if not any(part in name for part in only.split(",")):
                 continue
             await asyncio.sleep(0.3)  # what the call before has left to do
             _BEATS.pack_into(beats, 0, 0.0, 0.0, 0)
@@ -232,11 +270,12 @@ def main() -> None:
     parser.add_argument("--members", type=int, default=2_000)
     parser.add_argument("--dead", type=int, default=20_000, help="dead letters")
     parser.add_argument("--delayed", type=int, default=20_000, help="delayed messages")
-    parser.add_argument("--directory", type=Path, help="a directory that is kept, and used again if it is there")
-    parser.add_argument("--only", default="", help="calls with this in their name")
+    parser.add_argument("--directory", type=Path, help="a directory that is kept, and whose copy is used again")
+    parser.add_argument("--only", default="", help="calls with one of these in their names")
+    parser.add_argument("--stacks", action="store_true", help="print where the time of long turns goes (that slows it)")
     sizes = parser.parse_args(namespace=Sizes())
     if sizes.serve is not None:
-        serve(*sizes.serve)
+        serve(*sizes.serve, shows_stacks=sizes.stacks)
         return
     with tempfile.TemporaryDirectory() as temporary:
         directory = sizes.directory or Path(temporary) / "data"
@@ -246,15 +285,20 @@ def main() -> None:
                 began = time.perf_counter()
                 asyncio.run(fill(url, sizes))
                 print(f"made in {time.perf_counter() - began:.0f} s", flush=True)
-        with _broker(directory, Path(temporary) / "beats") as (url, beats):
+        measured = directory
+        if sizes.directory is not None:  # calls change what is kept
+            measured = Path(temporary) / "copy"
+            shutil.copytree(directory, measured, ignore=shutil.ignore_patterns("ping"))  # a socket
+        with _broker(measured, Path(temporary) / "beats", shows_stacks=sizes.stacks) as (url, beats):
             asyncio.run(measure(url, beats, sizes.only))
 
 
 @contextmanager
-def _broker(directory: Path, beats: Path) -> Iterator[tuple[str, mmap.mmap]]:
+def _broker(directory: Path, beats: Path, *, shows_stacks: bool = False) -> Iterator[tuple[str, mmap.mmap]]:
     """A broker in a process of its own; gives its url, and the file of its beats."""
     beats.write_bytes(bytes(_BEATS.size))
     command = [sys.executable, "-m", "bench.admin_turns", "--serve", str(directory), str(beats)]
+    command += ["--stacks"] if shows_stacks else []
     with (
         subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process,
         beats.open("r+b") as file,
