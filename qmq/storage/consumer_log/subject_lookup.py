@@ -3,7 +3,7 @@
 Ranges (sealed segments, and blocks of segments that are being written) stand on shelves of 64, in row order. A shelf
 keeps one u64 a subject, with a bit for each of its ranges that has rows of it. So a lookup costs one look a shelf, and
 a binary search over the ranges that have the subject; ranges without the subject and other subjects cost nothing. The
-words of a shelf are made at its first lookups, for one range each: 0.5 ms a range of 100,000 subjects, and 8 bytes of
+words of a shelf are made in its first lookups, a range at a time: 0.5 ms a range of 100,000 subjects, and 8 bytes of
 memory a subject and shelf. Ranges that are not marked yet are asked one by one, 3 to 15 us each.
 """
 
@@ -22,6 +22,8 @@ from qmq.storage.consumer_log.sealed_segment import SEQUENCES
 from qmq.storage.consumer_log.subject_order import RowRange, Rows
 
 SHELF_RANGES: Final = 64
+#: A range is marked, which takes a millisecond or two, after so many questions.
+CALLS_A_MARK: Final = 8
 #: Rows closer than this are asked about together.
 _NEAR_ROWS: Final = 4_096
 
@@ -44,13 +46,14 @@ class SubjectRows(NamedTuple):
 class RangeBlock:
     """Up to 64 ranges."""
 
-    __slots__ = ("_removed", "_left", "_marked", "_words", "row_ranges")
+    __slots__ = ("_removed", "_left", "_marked", "_unmarked_calls", "_words", "row_ranges")
 
     def __init__(self) -> None:
         self.row_ranges: list[RowRange] = []
         self._left = self.row_ranges  # the ranges that were not removed
         self._removed = 0  # a bit for each range that was removed
         self._marked = 0
+        self._unmarked_calls = 0
         self._words: npt.NDArray[np.uint64] = np.zeros(0, np.uint64)
 
     def add(self, row_range: RowRange) -> None:
@@ -62,11 +65,12 @@ class RangeBlock:
     def with_subject(self, subject: int, touch: Touch) -> list[RowRange]:
         """Return the ranges that have rows of a subject, in order.
 
-        A call marks one range at most, so that nobody waits for the marks of all; it asks each of those behind.
+        One of some calls marks a range, so that nobody waits for the marks of all; each asks those behind.
         """
         if self._marked < len(self.row_ranges):
             self._skip_removed()
-            if self._marked < len(self.row_ranges):
+            self._unmarked_calls += 1
+            if self._unmarked_calls % CALLS_A_MARK == 0 and self._marked < len(self.row_ranges):
                 touch(self.row_ranges[self._marked])
                 self._mark(self.row_ranges[self._marked].subjects())
                 self._skip_removed()
