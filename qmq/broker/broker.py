@@ -423,7 +423,7 @@ class Broker:
         self._redriving = Redriving(
             self._delivery.tracker.ledgers, self._delivery.tracker.look, self._delivery.durable, self._effects
         )
-        self._resends = Resends(store, self._delivery, self._effects, self._intake.visible)
+        self._resends = Resends(store, self._delivery, self._effects, self._intake.visible, order)
         self._retention = Retention(store, limits, self._intake, self._delivery, self._effects)
         subscriptions = self._delivery.subscriptions
         #: The names whose messages nobody takes; the daemon looks now and then.

@@ -15,7 +15,7 @@ from typing import Any, Final
 from qmq.broker.groups.untaken import UNTAKEN_US
 from qmq.broker.ports.access import ACTIONS
 from qmq.broker.ports.commands import Administer, Disconnected, DispositionRange, HandBack, ListSubjects, Subscribe
-from qmq.broker.ports.effects import Effect, PulledMessages, Refused
+from qmq.broker.ports.effects import Administered, Effect, PulledMessages, Refused
 from qmq.broker.ports.work import TURN_WORK, Work
 from qmq.format.build import RunContent
 from qmq.format.layout import LANE_ORDERED, ORDER_SLOTS
@@ -79,20 +79,26 @@ class Opcodes:
 
 def most_of_a_turn(driven: Driven, command: Administer | ListSubjects) -> tuple[int, list[Effect]]:
     """Carry out a command; return the opcodes of its longest turn, and the effects."""
+    turns, said = turns_of(driven, command)
+    return max(turns), said
+
+
+def turns_of(driven: Driven, command: Administer | ListSubjects) -> tuple[list[int], list[Effect]]:
+    """Carry out a command; return the opcodes of its turns, and the effects."""
     opcodes = Opcodes()
 
     def begin() -> None:
         driven.broker.handle(command, driven.now)
         driven.broker.turn(driven.now)
 
-    most, said = opcodes.of(begin), driven.effects()
+    turns, said = [opcodes.of(begin)], driven.effects()
     for _ in range(1_000):
         if any(getattr(effect, "request", None) == command.request for effect in said):
             break
         driven.now = driven.now._replace(monotonic_us=driven.now.monotonic_us + 2_000)
-        most = max(most, opcodes.of(lambda: driven.broker.tick(driven.now)))
+        turns.append(opcodes.of(lambda: driven.broker.tick(driven.now)))
         said += driven.effects()
-    return most, said
+    return turns, said
 
 
 def most_of_a_part(work: Work[Any]) -> int:
@@ -148,6 +154,22 @@ def test_no_turn_of_an_administrative_call_is_long(tmp_path: Path) -> None:
         found[action], _ = most_of_a_turn(driven, Administer(9, driven.request(), action, fields))
 
     assert {name: most for name, most in found.items() if most > MOST_OPCODES} == {}
+    driven.close()
+
+
+def test_a_resend_to_all_groups_looks_for_each_at_what_it_follows(tmp_path: Path) -> None:
+    driven = filled(tmp_path)
+    fields = {"run": b"r" * 16, "all_groups": True, "prefix": "a1.", "dry_run": True}
+    driven.checkpoint()  # a resend waits until one has the names of its subjects
+    turns, answer = list[int](), None
+    while answer is None or not answer.fields["done"]:  # a client asks again and again
+        some, said = turns_of(driven, Administer(9, driven.request(), "resend", fields))
+        (answer,) = (effect for effect in said if isinstance(effect, Administered))
+        turns += some
+    assert answer.fields["groups"] == 2 + GROUPS // 5 - 1, "those of all subjects and of a1., and of a subject each"
+    assert answer.fields["looked"] == 2 * SUBJECTS // 5 + GROUPS // 5 - 1
+    assert max(turns) < MOST_OPCODES
+    assert sum(turns) < 50 * GROUPS * SUBJECTS // 5, "no group looks at each subject"
     driven.close()
 
 

@@ -20,6 +20,7 @@ from qmq.broker.find.resend_selection import (
     PrefixSelection,
     ResendSelection,
     SelectedRange,
+    SelectionColumns,
     Steps,
     checked_times,
     ids_of,
@@ -30,6 +31,7 @@ from qmq.broker.find.resend_selection import (
     unpack,
 )
 from qmq.broker.groups.group import Group
+from qmq.broker.groups.name_order import NameOrder
 from qmq.broker.groups.resends import ResendCounts, ResendProgress
 from qmq.broker.groups.settings import members_of, unknown_group
 from qmq.broker.ports.commands import Administer, Now
@@ -52,6 +54,8 @@ _STEP_EVERY_US: Final = 1_500
 MOST_WAITING: Final = 100
 #: Groups whose records that a resend begins are staged in one step.
 _GROUPS: Final = 256
+#: Groups that one step ends with: about 200 us each where nothing is to be resent.
+_FEW_GROUPS: Final = 4
 #: Resends whose error is remembered for the client that asks again.
 _FAILED: Final = 1_000
 #: The bytes of the number that a client gives to a resend.
@@ -112,9 +116,12 @@ class _Job:
 class Resends:
     """The resends of all groups, one after another. The answers go to *effects*."""
 
-    def __init__(self, store: Store, delivery: Delivery, effects: list[Effect], visible: Callable[[int], int]) -> None:
+    def __init__(
+        self, store: Store, delivery: Delivery, effects: list[Effect], visible: Callable[[int], int], order: NameOrder
+    ) -> None:
         """*visible* returns the position before which a partition's messages may be pulled."""
         self._store = store
+        self._order = order
         self._visible = visible
         self._delivery = delivery
         self._effects = effects
@@ -300,6 +307,8 @@ class Resends:
 
     def _steps(self, job: _Job, now: Now) -> Steps[None]:
         """Do a resend. Raises InvalidOption before anything is changed or if a group was sought, and StorageError."""
+        for _ in self._order.caught_up():
+            yield None
         selection = yield from self._select(job)
         total = yield from selection.total(self._store)
         if total > MOST_MESSAGES and not job.resumed:
@@ -307,7 +316,8 @@ class Resends:
                 f"{total:,} messages are selected; one resend takes at most {MOST_MESSAGES:,}: select fewer, by since "
                 "and until"
             )
-        targets = [group for group in job.targets if self._may_follow(job, group, selection)]
+        columns = yield from selection.columns()
+        targets = yield from self._followers(job, columns)
         job.total = total * len(targets)
         job.names = selection.ranges[-1].number + 1 if selection.ranges else 0
         if self.wants_checkpoint:
@@ -316,8 +326,10 @@ class Resends:
             yield None
         if not job.dry and not job.resumed:
             yield from self._begin(job, targets, selection, now)
-        for group in targets:
-            yield from self._resend(job, group, selection)
+        for at, group in enumerate(targets, 1):
+            yield from self._resend(job, group, selection, columns)
+            if at % _FEW_GROUPS == 0:
+                yield None
         if job.sought:
             raise InvalidOption(
                 f"group {', '.join(map(repr, job.sought))} was sought while messages were resent to it: some are not "
@@ -326,9 +338,13 @@ class Resends:
 
     def _select(self, job: _Job) -> Steps[ResendSelection]:
         """Return the messages. Raises NothingSelected, InvalidOption, StorageError."""
-        store, kept = self._store, job.kept
+        store, kept, prefixes = self._store, job.kept, set[str]()
         if "ranges" in kept:
             return unpack(store, kept["ranges"])
+        for at, group in enumerate(job.targets, 1):
+            prefixes.update(group.filters)
+            if at % _GROUPS == 0:
+                yield None
         if job.ids or job.named:
             if job.ids:
                 selection = yield from of_ids(store, job.ids)
@@ -336,12 +352,13 @@ class Resends:
                 selection = yield from of_ranges(store, job.named, self._visible)
             for one in selection.ranges:
                 name = store.subjects.name(one.number)
-                if not any(takes(group.filters, name) for group in job.targets):
+                if not takes(prefixes, name):
                     raise InvalidOption(f"{_nobody(job.group)} {name!r}, the subject of one of these messages")
             return selection
-        prefixes = {prefix for group in job.targets for prefix in group.filters}
         prefix, since_us, until_us = kept["prefix"], kept["since_us"], kept["until_us"]
-        found = PrefixSelection(store, prefix, since_us, until_us, lambda name: takes(prefixes, name), self._visible)
+        found = PrefixSelection(
+            store, self._order, prefix, since_us, until_us, lambda name: takes(prefixes, name), self._visible
+        )
         selection = yield from found.find()
         if selection.ranges or job.resumed:
             return selection
@@ -352,12 +369,21 @@ class Resends:
         when = "" if since_us is None and until_us is None else " of that time"
         raise NothingSelected(f"nothing is selected: no message{when} of {what} is stored here")
 
-    def _may_follow(self, job: _Job, group: Group, selection: ResendSelection) -> bool:
+    def _followers(self, job: _Job, columns: SelectionColumns) -> Steps[list[Group]]:
+        """Return the groups that may follow some of the subjects."""
         if job.resumed:
-            return True
-        if job.kept["prefix"] is not None:
-            return bool(group.within([job.kept["prefix"]]))
-        return any(takes(group.filters, self._store.subjects.name(one.number)) for one in selection.ranges)
+            return job.targets
+        prefix, found = job.kept["prefix"], list[Group]()
+        names = [self._store.subjects.name(number) for number in columns.numbers.tolist()] if prefix is None else []
+        looked = 0
+        for group in job.targets:
+            if group.within([prefix]) if prefix is not None else any(takes(group.filters, name) for name in names):
+                found.append(group)
+            looked += 1 + len(names)
+            if looked >= _GROUPS:
+                looked = 0
+                yield None
+        return found
 
     def _begin(self, job: _Job, targets: list[Group], selection: ResendSelection, now: Now) -> Steps[None]:
         """Record that the resend begins, so that it goes on after any end."""
@@ -372,14 +398,18 @@ class Resends:
             if at % _GROUPS == 0:
                 yield None
 
-    def _resend(self, job: _Job, group: Group, selection: ResendSelection) -> Steps[None]:
+    def _resend(
+        self, job: _Job, group: Group, selection: ResendSelection, columns: SelectionColumns
+    ) -> Steps[None]:  # fmt: skip
         """Resend to one group, until it is deleted or sought. Raises StorageError."""
         ledger, members = group.ledger, self._delivery.tracker.members
         assert ledger is not None
         progress = ResendProgress(job.kept) if job.dry else ledger.resends.get(job.run)
         if progress is None or not self._is_there(group):
             return
-        work = job.current = GroupResend(self._store, group, selection, job.run, progress, dry=job.dry)
+        work = job.current = GroupResend(
+            self._store, self._order, group, selection, columns, job.run, progress, dry=job.dry
+        )
         steps = work.steps(self._delivery.tracker.now.wall_us)
         try:
             for read in steps:

@@ -8,6 +8,7 @@ moment is left alone, whatever becomes of it, and one that is settled changes on
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any, Final
@@ -16,9 +17,17 @@ import numpy as np
 import numpy.typing as npt
 
 from qmq.broker.error_log.error_log import unpacked
-from qmq.broker.find.resend_selection import ResendSelection, SelectedRange, Steps, reading
+from qmq.broker.find.resend_selection import (
+    ResendSelection,
+    SelectedRange,
+    SelectionColumns,
+    Steps,
+    reading,
+    subjects_under,
+)
 from qmq.broker.groups.group import Group
 from qmq.broker.groups.message_ranges import PARTITIONS, RunPart, partition_of, parts_of
+from qmq.broker.groups.name_order import NameOrder
 from qmq.broker.groups.resends import ResendCounts, ResendProgress
 from qmq.broker.journal.record_types import RESENT, MessageRange
 from qmq.intervals import Intervals
@@ -36,6 +45,8 @@ _WINDOWS: Final = 24
 _BY_TIME: Final = 4
 #: Messages of a window, where some messages of the subject are not settled or dead.
 _WINDOW: Final = 2_048
+#: Subjects whose ranges are found at once.
+_SUBJECTS: Final = 4_096
 
 Items = np.ndarray[Any, np.dtype[np.void]]
 Pieces = list[tuple[int, int]]
@@ -71,11 +82,13 @@ class GroupResend:
     """One resend to one group, from *progress* on."""
 
     def __init__(
-        self, store: Store, group: Group, selection: ResendSelection, run: bytes, progress: ResendProgress, *, dry: bool
-    ) -> None:
+        self, store: Store, order: NameOrder, group: Group, selection: ResendSelection, columns: SelectionColumns,
+        run: bytes, progress: ResendProgress, *, dry: bool,
+    ) -> None:  # fmt: skip
         """With *dry* it only counts."""
         assert group.ledger is not None
         self._store = store
+        self._order = order
         self._group = group
         self._ledger = group.ledger
         self._selection = selection
@@ -90,7 +103,9 @@ class GroupResend:
         self.follows_any = False
         #: Messages have been added that the group can hand out.
         self.has_added = False
-        self._numbers = selection.numbers()
+        self._columns = columns
+        #: The subjects of the selection that the group follows, ascending.
+        self._numbers = columns.numbers[:0]
         self._lows = np.array([low for low, _ in selection.bounds], np.uint64)
         self._highs = np.array([high for _, high in selection.bounds], np.uint64)
         self._cursors: npt.NDArray[np.uint64] = np.zeros(0, np.uint64)
@@ -99,8 +114,24 @@ class GroupResend:
 
     def steps(self, now_us: int) -> Steps[None]:
         """Do it all, in steps. Raises StorageError."""
+        yield from self._find_followed()
+        self.follows_any = bool(len(self._numbers))
         yield from self._look()
         yield from self._hand_out(now_us)
+
+    def _find_followed(self) -> Steps[None]:
+        """Find the subjects of the selection that the group follows: there may be many groups, and many subjects."""
+        every = self._columns.numbers
+        followed = np.zeros(len(every), np.bool_)
+        for prefix in list(self._group.filters):
+            for numbers in subjects_under(self._store, self._order, prefix):
+                places = every.searchsorted(numbers.astype(np.uint32))
+                inside = places < len(every)
+                places = places[inside]
+                followed[places[every[places] == numbers[inside]]] = True
+                if len(numbers) > 1:
+                    yield None
+        self._numbers = every[followed]
 
     # --- messages that are not settled, and dead letters -------------------------------------------------------------
 
@@ -193,18 +224,16 @@ class GroupResend:
 
     def _hand_out(self, now_us: int) -> Steps[None]:
         ranges, letters, windows = list[MessageRange](), list[int](), 0
-        for selected in self._selection.ranges:
-            if (selected.number, selected.end) <= self._upto:
-                continue
-            if not takes(self._group.filters, self._store.subjects.name(selected.number)):
-                windows += 1
-                continue
-            self.follows_any = True
+        by_time = any(one.start.kind == "time" for one in self._group.filters.values())
+        for at in self._ranges_left():
+            selected = self._selection.ranges[at]
             number = selected.number
+            if not takes(self._group.filters, self._store.subjects.name(number)):
+                continue  # the group follows it no more
             cursor: int | None = self._cursors.item(int(self._numbers.searchsorted(np.uint32(number))))
             if not cursor:
                 cursor = yield from reading(self._store, lambda number=number: self._beginning(number))  # type: ignore[misc]
-                windows += _BY_TIME
+                windows += _BY_TIME if by_time else 0
             for window in self._windows(selected):
                 self._settle(window, cursor, ranges, letters)
                 self._upto = window.number, window.end
@@ -214,6 +243,16 @@ class GroupResend:
                     ranges, letters, windows = [], [], 0
                     yield None
         self._record(ranges, letters, None, now_us)
+
+    def _ranges_left(self) -> Iterator[int]:
+        """Yield the indexes of the ranges that the group follows and that are not done."""
+        of_ranges, ranges, upto = self._columns.of_ranges, self._selection.ranges, self._upto
+        start = bisect_right(range(len(ranges)), upto, key=lambda at: (ranges[at].number, ranges[at].end))
+        for first in range(0, len(self._numbers), _SUBJECTS):
+            some = self._numbers[first : first + _SUBJECTS]
+            lows, highs = (of_ranges.searchsorted(some, side).tolist() for side in ("left", "right"))
+            for low, high in zip(lows, highs, strict=True):
+                yield from range(max(low, start), high)
 
     def _windows(self, selected: SelectedRange) -> Iterator[SelectedRange]:
         """Yield the range, in windows where there is much to look at."""

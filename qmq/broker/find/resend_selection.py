@@ -14,6 +14,8 @@ import numpy.typing as npt
 
 from qmq.broker.delivery.serve import blocking_reads
 from qmq.broker.find.rows import row_in_batch
+from qmq.broker.groups.group import is_exact
+from qmq.broker.groups.name_order import NameOrder
 from qmq.errors import InvalidOption, UnknownMessage
 from qmq.format.ids import MessageId
 from qmq.format.lanes import is_known
@@ -76,9 +78,22 @@ class ResendSelection(NamedTuple):
             yield None
         return total
 
-    def numbers(self) -> npt.NDArray[np.uint32]:
-        """Return the numbers of its subjects, ascending: u32[n]."""
-        return np.unique(np.fromiter((one.number for one in self.ranges), np.uint32, len(self.ranges)))
+    def columns(self) -> Steps[SelectionColumns]:
+        """Return the subject numbers of the ranges as columns."""
+        found = [np.empty(0, np.uint32)]
+        for at in range(0, len(self.ranges), _COUNTED):
+            found.append(np.array([one.number for one in self.ranges[at : at + _COUNTED]], np.uint32))
+            yield None
+        of_ranges = np.concatenate(found)
+        is_first = np.concatenate(([True], of_ranges[1:] != of_ranges[:-1]))[: len(of_ranges)]
+        return SelectionColumns(of_ranges, of_ranges[is_first])
+
+
+class SelectionColumns(NamedTuple):
+    """The subject number of each range of a selection, and each number once; ascending: u32[n]."""
+
+    of_ranges: npt.NDArray[np.uint32]
+    numbers: npt.NDArray[np.uint32]
 
 
 def pack(selection: ResendSelection) -> list[int]:
@@ -201,6 +216,14 @@ def _place_of(store: Store, wanted: MessageId) -> tuple[SelectedRange, int]:
     return SelectedRange(entry[3], sequence, sequence + 1), start
 
 
+def subjects_under(store: Store, order: NameOrder, prefix: str) -> Iterator[npt.NDArray[np.int64]]:
+    """Yield the numbers of the subjects that a prefix takes, in pieces."""
+    if is_exact(prefix):
+        yield np.array(store.subjects.numbers_of(prefix), np.int64)
+    else:
+        yield from order.pieces(prefix)
+
+
 # --- by prefix and time ----------------------------------------------------------------------------------------------
 
 
@@ -208,13 +231,14 @@ class PrefixSelection:
     """The messages of the subjects that a prefix takes, or of one subject, as they are when this is made."""
 
     def __init__(
-        self, store: Store, prefix: str, since_us: int | None, until_us: int | None, follows: Callable[[str], bool],
-        visible: Callable[[int], int],
+        self, store: Store, order: NameOrder, prefix: str, since_us: int | None, until_us: int | None,
+        follows: Callable[[str], bool], visible: Callable[[int], int],
     ) -> None:  # fmt: skip
         """Messages stored from *since_us* on, before *until_us*; None: without limit. *follows* returns whether
         anybody gets the messages of a subject; for *visible* see ``visible_ends``.
         """
         self._store = store
+        self._order = order
         self._prefix = prefix
         self._since_us, self._until_us = since_us, until_us
         self._follows = follows
@@ -227,10 +251,11 @@ class PrefixSelection:
         """Return the selection. Raises StorageError."""
         found, looked_up = list[SelectedRange](), 0
         self._ends = yield from reading(self._store, lambda: visible_ends(self._store, self._visible))
-        for numbers in self._numbers():
-            for number in numbers:
-                name = self._store.subjects.name(number)
-                if is_private(name):
+        chosen = yield from self._chosen()
+        for start in range(0, len(chosen), _NAMES):
+            for number in (start + np.flatnonzero(chosen[start : start + _NAMES])).tolist():
+                (name,) = self._store.subjects.names_of((number,))
+                if name is None or is_private(name):
                     continue
                 one = yield from reading(self._store, lambda number=number: self._range_of(number))  # type: ignore[misc]
                 looked_up += 1 if self._since_us is None and self._until_us is None else _BY_TIME
@@ -247,14 +272,13 @@ class PrefixSelection:
         bounds = yield from reading(self._store, self._bounds)
         return ResendSelection(found, bounds)
 
-    def _numbers(self) -> Iterator[list[int]]:
-        """Yield the numbers of the subjects, some at a time."""
-        subjects, count = self._store.subjects, len(self._ends)
-        if self._prefix != "" and not self._prefix.endswith("."):
-            yield [number for number in subjects.numbers_of(self._prefix) if number < count]
-            return
-        for start in range(0, count, _NAMES):
-            yield subjects.under(self._prefix, start, min(start + _NAMES, count))
+    def _chosen(self) -> Steps[npt.NDArray[np.bool_]]:
+        """Return which subjects there are under the prefix, by number."""
+        chosen = np.zeros(len(self._ends), np.bool_)
+        for numbers in subjects_under(self._store, self._order, self._prefix):
+            chosen[numbers[numbers < len(chosen)]] = True
+            yield None
+        return chosen
 
     def _range_of(self, number: int) -> SelectedRange:
         """Return the messages of a subject; an empty range for none. Raises NotInMemory."""
