@@ -13,6 +13,7 @@ from qmq.broker.find.trace.events import MessageChange, events_of
 from qmq.broker.find.trace.places import MessagePlace
 from qmq.broker.find.trace.records import FileFacts, RecordScan
 from qmq.broker.find.trace.states import GroupMessage, GroupView, with_events
+from qmq.broker.groups.group_state import MessageEvent
 from tests.broker.group_state import WrittenRecords
 from tests.broker.model_log import Message
 from tests.broker.test_group_model import HISTORIES, GroupMachine
@@ -93,10 +94,13 @@ class TraceMachine(GroupMachine):
         ]
         waiting = [one for one in model.waiting if message in one.messages]
         letters = [letter for letter in model.dead if letter.message == message]
+        fate = model.fate(message, self.now_us) if message in model.ready else None
         lives = {
             "in_flight": bool(holders),
             "retrying": bool(waiting),
-            "waiting": message in model.ready,
+            "waiting": fate is MessageEvent.PULL,
+            "filtered": fate is MessageEvent.FILTER,
+            "expired": fate is MessageEvent.EXPIRE,
             "dead": bool(letters),
         }
         if found.state == "in_flight":
@@ -106,7 +110,7 @@ class TraceMachine(GroupMachine):
         elif found.state == "dead":
             assert (found.attempts, found.reason) in [(letter.attempt, letter.reason) for letter in letters]
         if not any(lives.values()):
-            assert found.state in ("acked", "before_start")
+            assert found.state in ("acked", "filtered", "before_start")
             past = with_events(found, events)
             if message not in self.second_lives:
                 assert (past.state == "acked") >= (last is not None and last.kind == "acked")
@@ -131,4 +135,4 @@ def test_each_state_is_that_of_the_model(pytestconfig: pytest.Config) -> None:
     given = settings(HISTORIES, derandomize=seed is None, max_examples=30, phases=phases)
     run_state_machine_as_test(TraceMachine, settings=given)
     print(dict(MET))
-    assert {"in_flight", "retrying", "waiting", "dead", "acked", "before_start"} <= MET.keys()
+    assert {"in_flight", "retrying", "waiting", "filtered", "expired", "dead", "acked", "before_start"} <= MET.keys()
