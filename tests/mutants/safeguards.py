@@ -385,6 +385,18 @@ SAFEGUARDS: Final = (
         ("tests/net/client/test_brokers_failover.py",),
     ),
     Mutant(
+        "join the look-up of a host that still runs",
+        "LookUps._join",
+        never("waiting is not None"),
+        ("tests/net/client/test_look_ups.py",),
+    ),
+    Mutant(
+        "begin no look-up where too many hang",
+        "LookUps._join",
+        never("len(self._running) >= MOST_LOOK_UPS"),
+        ("tests/net/client/test_look_ups.py",),
+    ),
+    Mutant(
         "make messages that keep nothing of a large run",
         "Run.views",
         always("self._stop - self._start <= KEPT_BYTES"),

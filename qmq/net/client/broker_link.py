@@ -575,7 +575,7 @@ class Link:
                 self.address.token_file,
             )  # fmt: skip
         until, again_at = self._refused_at + TOKEN_WAIT_S, now + LOGIN_EVERY_S
-        while (await in_thread(self.address.refreshed)).token == self.address.token:
+        while (await in_thread(self.address.refreshed, daemon=True)).token == self.address.token:
             if (now := self._loop.time()) >= until:
                 return False
             if now >= again_at:
@@ -586,7 +586,7 @@ class Link:
     async def _connect(self) -> None:
         """Connect. Raises QmqError."""
         if self.address.token_file:
-            self.address = await in_thread(self.address.refreshed)
+            self.address = await in_thread(self.address.refreshed, daemon=True)
         while True:
             assert self._loop is not None
             connection = BrokerConnection(self, str(self.address), self._loop)

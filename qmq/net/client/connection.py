@@ -25,7 +25,7 @@ from qmq.errors import ConnectionLost, ProtocolError, QmqError, Unauthorized
 from qmq.format.pieces import PartialAnswer
 from qmq.net.client.address import Address, TlsFiles
 from qmq.net.client.blocking import give_up_socket
-from qmq.net.client.dial import Routes, SocketAddress
+from qmq.net.client.dial import Route, Routes, SocketAddress
 from qmq.net.client.dial_in_loop import dial_in_loop, routes_to
 from qmq.net.client.in_thread import in_thread
 from qmq.net.protocol import frames
@@ -231,6 +231,7 @@ class BrokerConnection(asyncio.BufferedProtocol):
 
             # CLOSE_TIMEOUT bounds the end of a connection, and the caller the handshake
             tls = {"ssl": context_of(address.tls), "server_hostname": address.tls_name}
+        found: list[Route] = []
         try:
             found = await routes_to(address, routes or Routes(), self._loop)
             if len(found) == 1 and not any(found[0][3][3:]):  # without a scope of IPv6
@@ -247,7 +248,7 @@ class BrokerConnection(asyncio.BufferedProtocol):
             if address.tls is not None:
                 from qmq.net.client.tls.context import names_after
 
-                names = await in_thread(partial(names_after, error, address))
+                names = await in_thread(partial(names_after, error, address, found))
             raise self._connect_error(error, names) from error
 
     def _connect_error(self, error: OSError, names: Sequence[str] = ()) -> QmqError:

@@ -6,11 +6,10 @@ import asyncio
 import socket
 from collections import deque
 from collections.abc import Sequence
-from functools import partial
 
 from qmq.net.client.address import Address
 from qmq.net.client.dial import NEXT_AFTER_S, Route, Routes, joined, look_up
-from qmq.net.client.in_thread import in_thread
+from qmq.net.client.look_ups import LOOK_UPS
 
 
 async def routes_to(address: Address, routes: Routes, loop: asyncio.AbstractEventLoop) -> list[Route]:
@@ -18,7 +17,7 @@ async def routes_to(address: Address, routes: Routes, loop: asyncio.AbstractEven
     try:
         found = look_up(address, socket.AI_NUMERICHOST)  # needs no thread
     except socket.gaierror:
-        found = await in_thread(partial(look_up, address), daemon=True)
+        found = await LOOK_UPS.of(address)
     return routes.of(found)
 
 

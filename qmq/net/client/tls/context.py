@@ -10,11 +10,13 @@ import logging
 import os
 import socket
 import ssl
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final, NamedTuple
 
 from qmq.errors import InvalidOption
 from qmq.net.client.address import Address, TlsFiles
-from qmq.net.client.dial import Routes, dial, look_up
+from qmq.net.client.dial import Route, dial, route_to
 from qmq.net.client.tls.failures import connect_error, is_of_name
 
 log = logging.getLogger("qmq.client")
@@ -54,25 +56,28 @@ def context_of(files: TlsFiles) -> ssl.SSLContext:
 def wrap(sock: socket.socket, address: Address) -> socket.socket:
     """Return *sock*, which is connected to *address*, as a socket by TLS; close it if that fails. Raises QmqError."""
     assert address.tls is not None
+    routes: list[Route] = []
+    with suppress(OSError):  # the broker is gone
+        routes = [route_to(sock.getpeername())]
     try:
         return context_of(address.tls).wrap_socket(sock, server_hostname=address.tls_name)
     except BaseException as error:
         sock.close()
         if isinstance(error, OSError) and not isinstance(error, TimeoutError):
-            raise connect_error(error, str(address), address.tls, names_after(error, address)) from error
+            raise connect_error(error, str(address), address.tls, names_after(error, address, routes)) from error
         raise
 
 
-def names_after(error: OSError, address: Address) -> list[str]:
+def names_after(error: OSError, address: Address, routes: Sequence[Route]) -> list[str]:
     """Return the names in the certificate of a broker, if it was refused for them; else nothing. Waits for a second
-    handshake, as the first one does not tell them.
+    handshake, by *routes*, as the first one does not tell them.
     """
     if address.tls is None or not is_of_name(error):
         return []
     context = _make(address.tls)
     context.check_hostname = False  # the CA is checked, and nothing is sent
     try:
-        with dial(Routes().of(look_up(address)), _NAMES_S) as sock, context.wrap_socket(sock) as tls:
+        with dial(routes, _NAMES_S) as sock, context.wrap_socket(sock) as tls:
             found = tls.getpeercert() or {}
     except OSError:
         return []
