@@ -86,13 +86,12 @@ async def test_a_late_answer_is_shown_at_once_also_where_the_first_attempt_fails
     async with Watch([source], fast_seconds=0.01, slow_seconds=600, patience_seconds=0.01) as watch:
         await watch.newer_than(0)
         assert watch.missed == ("a:1",)
+        source.was_asked.clear()
         source.refuses = "the answer did not come in time"
         source.is_there.set()
-        while watch.latest.away["a:1"].error != source.refuses:
-            watch.look()
-            await watch.newer_than(watch.latest.number)
+        await source.was_asked.wait()
         source.refuses = ""
-        while watch.latest.away:
+        while watch.latest.away:  # nobody looks, so no other snapshot comes for 600 s
             await asyncio.wait_for(watch.newer_than(watch.latest.number), 30)
         assert [stats.broker for stats in watch.latest.brokers] == ["a:1"]
 

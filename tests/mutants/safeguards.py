@@ -128,7 +128,7 @@ SAFEGUARDS: Final = (
         "ask for the checkpoint that a roll waits for",
         "SegmentRoll.begin",
         skip("self._effects.append(CheckpointWanted())"),
-        ("tests/daemon/test_main.py",),
+        ("tests/broker/publish/test_roll.py",),
     ),
     Mutant(
         "tell tags with the same bits apart",

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from qmq.broker.ports.commands import Administer, Disconnected
-from qmq.broker.ports.effects import Administered, Effect, Refused
+from qmq.broker.ports.effects import Administered, CheckpointWanted, Effect, Refused
 from qmq.errors import StorageFailed
 from tests.broker.harness import Driven, bodies_of
 
@@ -37,6 +37,14 @@ def test_a_roll_is_answered_once_a_checkpoint_has_it(tmp_path: Path, partitions:
     subscription = driven.subscribe("a.")
     driven.send("a.0", b"more")
     assert bodies_of(driven.pull(subscription)) == [b"0", b"1", b"2", b"3", b"4", b"5", b"more"]
+    driven.close()
+
+
+def test_a_roll_asks_for_the_checkpoint_that_it_waits_for(tmp_path: Path) -> None:
+    driven = Driven(tmp_path)
+    driven.send("a", b"1")
+    driven.broker.handle(Administer(1, driven.request(), "roll", {}), driven.now)
+    assert CheckpointWanted() in driven.broker.take_effects()
     driven.close()
 
 
