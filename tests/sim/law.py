@@ -1,12 +1,15 @@
 """Random histories of one group that has tags, expiry, priorities, order keys and several consumers, against one law:
-each message of the group is ready, in flight, in retry, dead, acked, filtered or skipped, and in one of these only.
+each life of a message of the group is ready, in flight, in retry, dead, acked, filtered, skipped, dropped or deleted,
+and one of these only.
 
+A message has one life, and another one when the group is sought back before it, or when it is resent after its end.
 What a pull may choose is left to the broker. What became of each message that its cursors have passed is not.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from random import Random
 from typing import Any, Final, NamedTuple
 
@@ -15,7 +18,16 @@ import pytest
 from qmq.broker.delivery import select, tracker
 from qmq.broker.delivery.order import scan
 from qmq.broker.groups.group import Group
-from qmq.broker.ports.commands import Ack, DispositionRange, HandBack, Heartbeat, Subscribe, Unsubscribe
+from qmq.broker.ports.commands import (
+    Ack,
+    Disconnected,
+    DispositionRange,
+    HandBack,
+    Heartbeat,
+    Subscribe,
+    Unsubscribe,
+    Withdraw,
+)
 from qmq.broker.ports.effects import Acked, HandedBack, PulledMessages, Refused, Subscribed
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.errors import Fenced
@@ -45,9 +57,21 @@ LANES: Final = {
     "all": (LANE_NORMAL, LANE_HIGH, LANE_LOW, *(LANE_ORDERED | slot for slot in (0, 1, 7))),
 }
 CALLS: Final = (
-    *["send"] * 4, *["pull"] * 8, *["ack"] * 4, "nack", "nack", "release", "reject", "fail", "wait", "set", "join",
-    "leave", "die", "restart", "kill", "checkpoint", "resend",
+    *["send"] * 8, *["pull"] * 16, *["ack"] * 8, *["nack"] * 4, *["release"] * 2, *["reject"] * 2, *["fail"] * 2,
+    *["wait"] * 2, *["set"] * 2, *["join"] * 2, *["leave"] * 2, *["die"] * 2, *["restart"] * 2, *["kill"] * 2,
+    *["checkpoint"] * 2, *["resend"] * 2, *["withdraw"] * 2, *["limit"] * 2, "lose", "seek", "redrive", "delete",
 )  # fmt: skip
+#: Settings of the group that a history changes.
+SETTINGS: Final[dict[str, tuple[Any, ...]]] = {
+    "max_attempts": (1, 3, 16),
+    "max_session_expiries": (1, 2, 3),
+    "max_unacked": (1, 3, 8, 100),
+    "max_unacked_bytes": (1, 600, 1 << 20),
+    "retry_delays_us": ([0], [0, 300_000], [1, 1_000_000]),
+    "ack_deadline_us": (0, 500_000),
+    "priority_share": (0, 0.5, 1),
+    "reconnect_timeout_us": (0, 400_000),
+}
 
 
 #: Bounds of the broker that a history may lower, so that a pull of few messages comes to them.
@@ -102,9 +126,12 @@ class Law:
         self.stored_us: dict[Message, int] = {}
         self.sessions: list[Session] = []
         self.connections = self.processes = 1
-        self.acked: set[Message] = set()
-        self.filtered: set[Message] = set()
-        self.skipped: set[Message] = set()
+        #: How many lives of a message go on, or have ended as a dead letter.
+        self.alive: Counter[Message] = Counter()
+        #: The messages that an at-most-once group has got since it was last sought.
+        self.came: set[Message] = set()
+        #: The group begins with messages that were stored at this time.
+        self.start_us = 0
         #: How often the life of a message has ended so.
         self.ends: Counter[str] = Counter()
         self.lives = 0
@@ -146,48 +173,56 @@ class Law:
     def check(self) -> None:
         """Check that each message is in one state, and that the counts say so."""
         driven, ledger, row = self.driven, ledger_of(self.driven), self.row()
-        subjects, cursors = driven.store.subjects, self.group.cursors
         places = places_of(driven, ledger)
         in_flight = [one[0] for place in places.values() for one in place.in_flight.values()]
         waiting = [message for one in waiting_of(driven, ledger) for message in one.messages]
-        dead = [letter_of(row, self.log).message for row in self.ask("dead_letters")["rows"]]
+        dead = list(self.dead().elements())
         holders = Counter([*in_flight, *waiting, *dead])
-        assert all(count == 1 for count in holders.values()), "a message is in two states"
         for session in self.sessions:
             if session.name in places:
                 in_flight_there = places[session.name].in_flight.items()
                 in_hand = {number: one[0] for number, one in in_flight_there if number < session.expected[0]}
                 assert session.in_hand == in_hand, "a consumer has what is in flight at it"
-        ready = 0
+        ready = self.ready()
         for message in self.log.messages:
-            if not self.is_followed(message):
-                continue
-            number = subjects.number(message.subject, message.lane)
-            assert number is not None
-            if message.sequence >= cursors.get(number):
-                ready += 1
-                assert message not in holders, f"{message} is ready and has another state"
-                assert message not in self.acked | self.filtered | self.skipped, f"{message} is ready again"
-            elif message not in holders and message not in self.acked | self.filtered | self.skipped:
+            lives = holders[message] + (message in ready)
+            assert lives <= self.alive[message], f"{message} has {lives} lives in place of {self.alive[message]}"
+            while lives < self.alive[message]:
                 self.settled_by_broker(message)
         assert row == {
-            "ready": ready, "in_flight": len(in_flight), "in_retry": len(waiting), "dead": len(dead),
+            "ready": len(ready), "in_flight": len(in_flight), "in_retry": len(waiting), "dead": len(dead),
             "filtered": self.ends["filtered"], "skipped": self.ends["skipped"],
-        }, (row, ready, len(in_flight), len(waiting), len(dead), self.ends)  # fmt: skip
+        }, (row, len(ready), len(in_flight), len(waiting), len(dead), self.ends)  # fmt: skip
         settled = self.ends.total() + len(dead)
-        assert self.lives == settled + ready + len(in_flight) + len(waiting), "the states add up to all lives"
+        assert self.lives == settled + len(ready) + len(in_flight) + len(waiting), "the states add up to all lives"
+
+    def ready(self) -> set[Message]:
+        """Return the messages at and behind the group's cursors."""
+        subjects, cursors, found = self.driven.store.subjects, self.group.cursors, set[Message]()
+        for message in self.log.messages:
+            if self.is_followed(message) and self.stored_us[message] >= self.start_us:
+                number = subjects.number(message.subject, message.lane)
+                assert number is not None
+                if message.sequence >= cursors.get(number):
+                    found.add(message)
+        return found
+
+    def dead(self) -> Counter[Message]:
+        """Return the messages of the dead letters."""
+        return Counter(letter_of(row, self.log).message for row in self.ask("dead_letters")["rows"])
+
+    def end(self, message: Message, how: str) -> None:
+        """Note that a life of a message has ended."""
+        self.alive[message] -= 1
+        self.ends[how] += 1
 
     def settled_by_broker(self, message: Message) -> None:
         """Note that a message was passed, or taken out of a retry, and that no consumer had it."""
         state = self.state_of(message, self.now_us)
-        if state == "filtered":
-            self.filtered.add(message)
-            self.ends["filtered"] += 1
-        else:
+        if state != "filtered":
             assert self.mode == "at_most_once", f"{message} is lost"
             assert state == "expired", f"{message} is lost"
-            self.skipped.add(message)
-            self.ends["skipped"] += 1
+        self.end(message, "filtered" if state == "filtered" else "skipped")
         self.counts[state] += 1
 
     # --- producers ---------------------------------------------------------------------------------------------------
@@ -219,7 +254,13 @@ class Law:
             self.log.named[str(MessageId(self.driven.store.store_id, sent.partition, sent.position + at))] = message
             messages.append(message)
         self.log.add([messages])
-        self.lives += sum(map(self.is_followed, messages))
+        self.begin(filter(self.is_followed, messages))
+
+    def begin(self, messages: Iterable[Message]) -> None:
+        """Note that messages begin a life."""
+        for message in messages:
+            self.alive[message] += 1
+            self.lives += 1
 
     # --- consumers ---------------------------------------------------------------------------------------------------
 
@@ -247,25 +288,31 @@ class Law:
         if answer.consumer_state is not None:
             expected = answer.consumer_state.ack_floor
         if is_new:
-            self.lives = sum(map(self.is_followed, self.log.messages))
+            self.begin(filter(self.is_followed, self.log.messages))
         self.sessions.append(Session(name, self.connections, answer.subscription, nonce, prefixes, {}, [expected]))
 
     def some_session(self) -> Session | None:
         return self.chance.choice(self.sessions) if self.sessions else None
 
-    def pull(self, session: Session, most: int) -> bool:
-        """Pull without waiting; return whether something came."""
+    def pull(self, session: Session, most: int, *, withdraws: bool = False) -> bool:
+        """Pull without waiting, or withdraw a pull that waits; return whether something came."""
         command = self.driven.pull_command(
             session.subscription, most, connection=session.connection, min_count=self.chance.choice([1, 1, 1, most]),
             max_bytes=self.chance.choice([4 << 20, 4 << 20, 1_000]), expected=session.expected[0],
         )  # fmt: skip
         if self.mode == "at_most_once":
             command = command._replace(timeout_ms=10, expected=None)
+        if withdraws:
+            command = command._replace(timeout_ms=60_000)
         pulled_us, places = self.now_us, places_of(self.driven, ledger_of(self.driven))
         in_flight = places[session.name].in_flight if session.name in places else {}
         before = {message for one in self.sessions for message in one.in_hand.values()}
         said = self.driven.do(command)
-        if self.mode == "at_most_once":
+        if withdraws:
+            if not any(getattr(one, "request", None) == command.request for one in said):
+                self.counts["withdrawn"] += 1
+                said += self.driven.do(Withdraw(command.connection, command.request))
+        elif self.mode == "at_most_once":
             said += self.driven.advance(11)
         while not (answers := [one for one in said if getattr(one, "request", None) == command.request]):
             said = self.driven.advance(1)  # it goes on in another turn
@@ -281,11 +328,12 @@ class Law:
         self.counts["handed out"] += len(messages)
         for message in messages:
             assert self.state_of(message, pulled_us) == "wanted", f"{message} is {self.state_of(message, pulled_us)}"
-            assert message not in before, f"{message} is with another consumer"
+            assert message not in before or self.alive[message] > 1, f"{message} is with another consumer"
         if self.mode == "at_most_once":
-            assert not self.acked.intersection(messages), "a message comes at most once"
-            self.acked.update(messages)
-            self.ends["acked"] += len(messages)
+            assert not self.came.intersection(messages), "a message comes at most once"
+            self.came.update(messages)
+            for message in messages:
+                self.end(message, "acked")
             return bool(messages)
         numbers = [(first + at, attempt) for first, count, attempt in answer.ranges for at in range(count)]
         assert len(numbers) == len(messages)
@@ -316,8 +364,7 @@ class Law:
         assert isinstance(answer, Acked)
         assert not answer.refused
         for number in numbers:
-            self.acked.add(session.in_hand.pop(number))
-            self.ends["acked"] += 1
+            self.end(session.in_hand.pop(number), "acked")
 
     def hand_back(self, session: Session, disposition: Disposition, *, fails: bool = False) -> None:
         if not session.in_hand:
@@ -367,6 +414,21 @@ class Law:
                 self.driven.checkpoint()
             case "resend" if self.mode == "reliable":
                 self.resend()
+            case "limit":
+                name = self.chance.choice(sorted(SETTINGS))
+                self.calls[-1] = f"limit {name}"
+                self.ask("set_group", settings={name: self.chance.choice(SETTINGS[name])})
+            case "seek":
+                self.seek()
+            case "redrive" | "delete":
+                self.some_dead(name)
+            case "withdraw" if session is not None:
+                self.pull(session, self.chance.choice([1, 3, 1_000]), withdraws=True)
+            case "lose" if session is not None:
+                self.driven.do(
+                    Disconnected(session.connection, by_client=self.chance.random() < 0.5, has_read_all=True)
+                )
+                self.sessions.remove(session)
             case "pull" if session is not None:
                 self.pull(session, self.chance.choice([1, 1, 2, 5, 1_000]))
             case "leave" if session is not None:
@@ -403,12 +465,53 @@ class Law:
         prefix = self.chance.choice(("", "a.", "b"))
         if not any(one.subject.startswith(prefix) and self.is_followed(one) for one in self.log.messages):
             return
+        lives, before = self.lives, self.dead()
         answer = resend(self.driven, prefix=prefix, group="g")
         self.counts["resent"] += answer["resent"]
-        self.lives += answer["resent"] - answer["redriven"]
-        waiting = {one for retry in waiting_of(self.driven, ledger_of(self.driven)) for one in retry.messages}
-        for settled in (self.acked, self.filtered, self.skipped):
-            settled -= waiting
+        waiting = Counter(one for retry in waiting_of(self.driven, ledger_of(self.driven)) for one in retry.messages)
+        self.begin(one for one in waiting if not self.alive[one])
+        assert self.lives == lives + answer["resent"] - answer["redriven"]
+        for message, count in (before - self.dead()).items():  # several dead letters of a message become one retry
+            for _ in range(count - 1):
+                self.end(message, "redriven with another")
+
+    def seek(self) -> None:
+        """Set the group's cursors to the beginning, to the end, or to a time."""
+        places, waiting = (
+            places_of(self.driven, ledger_of(self.driven)),
+            waiting_of(self.driven, ledger_of(self.driven)),
+        )
+        to = self.chance.choice(["first", "new", "time"])
+        clears, before = self.chance.random() < 0.5, self.ready()
+        self.start_us = 0 if to == "first" else 1 + max(self.stored_us.values(), default=0)
+        if to == "time" and self.stored_us:
+            self.start_us = self.chance.choice(sorted(self.stored_us.values()))
+        self.ask("seek_group", to={"time": ("time", self.start_us)}.get(to, to), clear_retries=clears)
+        after = self.ready()
+        assert after == {
+            one for one in self.log.messages if self.is_followed(one) and self.stored_us[one] >= self.start_us
+        }, "all that was stored since is ready"
+        self.begin(after - before)
+        for message in before - after:
+            self.end(message, "sought past")
+        for place in places.values():
+            for message, *_ in place.in_flight.values():
+                self.end(message, "dropped")
+        for message in [message for one in waiting if clears for message in one.messages]:
+            self.end(message, "dropped")
+        self.came.clear()
+        for session in self.sessions:
+            session.in_hand.clear()
+
+    def some_dead(self, name: str) -> None:
+        """Redrive or delete some dead letters."""
+        rows = self.ask("dead_letters")["rows"][:: self.chance.choice([1, 2])]
+        if rows:
+            numbers = [row["number"] for row in rows]
+            answer = self.ask("redrive" if name == "redrive" else "delete_dead", numbers=numbers)
+            assert answer == {"messages": len(rows)}
+        for row in rows if name == "delete" else ():
+            self.end(letter_of(row, self.log).message, "deleted")
 
     def restart(self, *, is_clean: bool) -> None:
         """Start the broker again; nothing changes by that, and the consumers come back."""
@@ -435,13 +538,10 @@ class Law:
 
     def pass_block(self, before: dict[str, Any], after: dict[str, Any]) -> None:
         """A crash skips what an at-most-once group may have got, and counts all of it: the rest of its blocks."""
-        subjects, cursors = self.driven.store.subjects, self.group.cursors
+        ready = self.ready()
         for message in self.log.messages:
-            number = subjects.number(message.subject, message.lane)
-            assert number is not None
-            settled = self.acked | self.filtered | self.skipped
-            if self.is_followed(message) and message.sequence < cursors.get(number) and message not in settled:
-                self.skipped.add(message)
+            if message not in ready:
+                self.alive[message] = 0
         assert before["filtered"] == after["filtered"]
         self.lives += after["skipped"] - self.ends["skipped"] - (before["ready"] - after["ready"])
         self.ends["skipped"] = after["skipped"]
