@@ -23,6 +23,14 @@ RULES = (
     "kill",
     "restart",
     "set",
+    "limit",
+    "lose",
+    "seek",
+    "redrive",
+    "delete",
+    "withdrawn",
+    "with retention",
+    "segments removed",
 )
 
 
