@@ -124,7 +124,8 @@ class History:
         for side in self.sides:
             side.server.advance(microseconds)
             side.server.settle()
-        if len(self.sides[0].events) != len(self.sides[1].events):  # one has looked at its timers, and written what was due
+        short, general = self.sides
+        if len(short.events) != len(general.events):  # one has looked at its timers, and written what was due
             for side in self.sides:
                 side.look()
         self.compare()
