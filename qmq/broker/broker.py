@@ -89,6 +89,7 @@ from qmq.broker.ports.work import Work
 from qmq.broker.publish.dedup import ProducerClaims, Producers
 from qmq.broker.publish.publish import Intake
 from qmq.broker.publish.roll import SegmentRoll
+from qmq.broker.retention.idle_subjects import IdleSubjectsForgetting
 from qmq.broker.retention.retention import Dropped, Retention, UnreceiptedSegment
 from qmq.broker.short_way import ShortWay
 from qmq.broker.startup.checkpoint import rejecting_bad_state
@@ -434,6 +435,9 @@ class Broker:
             store, subscriptions.groups, self._delivery.tracker.ended, order, self._delaying.counts,
             self._state_in_short,
         )  # fmt: skip
+        self._idle_subjects = IdleSubjectsForgetting(
+            store, subscriptions, self._intake, self._delaying.counts, order, self._statistics.families
+        )
         self._work_queue = WorkQueue(store, self._effects)
         self._segment_roll = SegmentRoll(store, self._effects, self._intake.turn)
         self._dispatch = CommandDispatch(
@@ -512,6 +516,7 @@ class Broker:
         self._traces.tick(now)
         self._segment_roll.tick(now)
         self._retention.tick(now)
+        self._idle_subjects.tick(now)
         self._producers.expire(now.monotonic_us)
         self._records.turn(now.monotonic_us)
         self._delivery.durable.turn()
@@ -530,6 +535,7 @@ class Broker:
             self._segment_roll.next_deadline_us(now),
             self._traces.next_deadline_us(),
             self._retention.next_deadline_us(now),
+            self._idle_subjects.next_deadline_us(now),
         )
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 

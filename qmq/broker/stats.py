@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
@@ -30,7 +30,7 @@ from qmq.broker.ports.commands import Now
 from qmq.broker.ports.work import NUMBERS_A_UNIT, PIECE, Work, whole
 from qmq.errors import BadBatch, StorageError
 from qmq.format.private import is_private
-from qmq.storage.store import NotInMemory, Store
+from qmq.storage.store import FORGOTTEN, NotInMemory, Store
 
 #: Groups of one answer, and the work for them (but one group in any case).
 MOST_GROUPS: Final = 1_000
@@ -87,15 +87,14 @@ class SubjectFamilies:
         self._names = [OTHERS]
         self._number_of: dict[str, int] = {OTHERS: 0}
         self._subjects: Counter[int] = Counter()  # by family; the lanes of one are one
-        self._seen = 0  # names that were looked at
         self._family: npt.NDArray[np.int16] = np.empty(0, np.int16)  # by subject number; -1: it is private to a group
         self._known = 0
         self._began: npt.NDArray[np.int64] = np.empty(0, np.int64)  # by subject number: its end at the start
-        whole(self._find_families(store.subjects.ends))
+        whole(self.caught_up(store.subjects.ends))
 
     def rows(self) -> Work[list[tuple[str, int, int, int]]]:
         """Return (name, subjects, messages stored, messages received since the start) for each family."""
-        yield from self._find_families()
+        yield from self.caught_up()
         subjects, count = self._store.subjects, self._known
         families = len(self._names) + 1  # the last one is that of private subjects
         held, received = np.zeros(families, np.int64), np.zeros(families, np.int64)
@@ -115,7 +114,7 @@ class SubjectFamilies:
         numbers = [self._subjects[family] for family in range(len(self._names))]
         return list(zip(self._names, numbers, held.tolist(), received.tolist(), strict=False))
 
-    def _find_families(self, began: npt.NDArray[np.uint64] | None = None) -> Work[None]:
+    def caught_up(self, began: npt.NDArray[np.uint64] | None = None) -> Work[None]:
         """Find the families of new subjects. They begin at *began*, by number, or where all new ones do."""
         subjects = self._store.subjects
         while (start := self._known) < subjects.count:
@@ -125,15 +124,30 @@ class SubjectFamilies:
                 self._family, self._began = _longer(self._family, room), _longer(self._began, room)
             families = [self._family_of(name) for name in subjects.names_between(start, end)]
             self._family[start:end] = families
-            self._began[start:end] = subjects.sequence_base if began is None else began[start:end]
+            self._began[start:end] = subjects.new_begin if began is None else began[start:end]
             for head in subjects.heads(start, end - start):
                 if head < end and families[head - start] >= 0:
                     self._subjects[families[head - start]] += 1
             self._known = end
             yield end - start
 
+    def forget(self, numbers: Sequence[int]) -> None:
+        """Take over that numbers are about to be forgotten, whose ends will be 0: what was received stays.
+
+        New subjects may begin elsewhere then, so all are looked at before: see ``caught_up``.
+        """
+        whole(self.caught_up())
+        known = np.array(numbers, np.int64)
+        self._began[known] -= self._store.subjects.ends[known].astype(np.int64)
+
+    def recount(self, heads: Iterable[int], change: int) -> None:
+        """Count subjects again whose first lanes have these numbers: *change* is 1, or -1 for those that leave."""
+        for head in heads:
+            if (family := int(self._family[head])) >= 0:
+                self._subjects[family] += change
+
     def _family_of(self, name: str | None) -> int:
-        if name is None:
+        if name is None or name == FORGOTTEN:
             return 0
         if is_private(name):
             return -1
@@ -391,7 +405,8 @@ class BrokerStatistics:
         self._groups = groups
         self._state = state
         self._delayed = delayed
-        self._families = SubjectFamilies(store)
+        #: The sums over subjects.
+        self.families = SubjectFamilies(store)
         self._rows = GroupStatistics(store, order, delayed)
         self._ended = ended
         self._begin = [part.message_log.end for part in store.partitions]
@@ -406,7 +421,7 @@ class BrokerStatistics:
         ledgers = [group.ledger for group in self._groups.values() if group.ledger is not None]
         self._rows.forget_all_but(ledger.number for ledger in ledgers)
         yield 1 + len(ledgers) // 8
-        families, store = (yield from self._families.rows()), self._store
+        families, store = (yield from self.families.rows()), self._store
         return {
             **fields,
             **self._state(),

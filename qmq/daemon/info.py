@@ -24,7 +24,7 @@ from qmq.net.server.options import ClientInfo
 from qmq.settings import Settings, differing_settings, shown_settings
 from qmq.storage.disk.disk import Disk
 from qmq.storage.disk.free_space import PARTS
-from qmq.storage.store import Store
+from qmq.storage.store import MOST_NUMBERS, Store
 from qmq.version import VERSION
 
 #: Clients in one answer.
@@ -80,6 +80,8 @@ class BrokerFacts(NamedTuple):
     #: By how much the last stamp is ahead of the clock, and what that shows.
     clock_behind_us: int = 0
     wall_us: int = 0
+    #: How many subjects, priorities and slots of order keys there ever were.
+    subject_numbers: int = 0
 
 
 class FoundProblem(NamedTuple):
@@ -221,6 +223,13 @@ def _bound_problems(facts: BrokerFacts) -> Iterable[FoundProblem]:
         if used >= NEARLY_ALL * most:
             text = f"{used} of {most} {text}, or raise {setting}"
             yield FoundProblem(f"{setting.removeprefix('max_')}_nearly_full", "warning", text)
+    if facts.subject_numbers >= NEARLY_ALL * MOST_NUMBERS:
+        text = (
+            f"{facts.subject_numbers:,} subjects, priorities and slots of order keys were made since this data "
+            f"directory began, forgotten ones among them, and {MOST_NUMBERS:,} are the most: use fewer subjects (a "
+            "number belongs into the key), and let another broker take new ones in time"
+        )
+        yield FoundProblem("subject_numbers_nearly_full", "warning", text)
 
 
 def _address_problems(facts: BrokerFacts) -> Iterable[FoundProblem]:

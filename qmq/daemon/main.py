@@ -358,6 +358,7 @@ class RunningBroker:
             self._certificates.problem(self._clock().wall_us / 1e6) if self._certificates is not None else None,
             max(self.store.partition(partition).room.refused_bytes for partition in self.store.all_partitions()),
             clock_behind_us=self.store.last_stored_at_us - self._clock().wall_us, wall_us=self._clock().wall_us,
+            subject_numbers=self.store.subjects.count,
         )  # fmt: skip
 
     def _check(self, wanted: CheckWanted) -> None:

@@ -247,7 +247,8 @@ IDENTITY_MAGIC: Final = b"QMQSTORE"
 IDENTITY_VERSION: Final = 2
 CHECKPOINT_MAGIC: Final = b"QMQCHECK"
 #: Also of the states in it: of groups, of producers, of delayed messages. Under version 1 they had several shapes.
-CHECKPOINT_VERSION: Final = 2
+#: Version 2 forgets no subjects.
+CHECKPOINT_VERSION: Final = 3
 OLDEST_CHECKPOINT_VERSION: Final = 2
 SUBJECTS_MAGIC: Final = b"QMQSUBJS"
 SUBJECTS_VERSION: Final = 1

@@ -377,6 +377,12 @@ class Partition:
         self.given_up = True
 
     @property
+    def has_holes(self) -> bool:
+        """Whether bytes of a segment that is still there are bad or gone."""
+        spans = self.message_log.spans()
+        return any(hole.end > spans[0].base for hole in self.holes)
+
+    @property
     def claimable(self) -> int:
         """The position up to which a checkpoint that begins now claims the partition."""
         return self.claim.position if self.given_up else self.message_log.end

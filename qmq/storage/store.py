@@ -10,11 +10,14 @@ sequences, rows and subject numbers are plain ints; times are microseconds UTC. 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from qmq.errors import StorageError, SyncFailed, TooManySubjects
 from qmq.format.batch import Header, parse_header
@@ -32,7 +35,7 @@ from qmq.storage.message_log.bad_ranges import KnownBad
 from qmq.storage.message_log.cold_reads import ColdRead, Fetch, NotInMemory
 from qmq.storage.message_log.drop import OldSegment, SubjectRanges, subject_ranges_of
 from qmq.storage.message_log.sparse_index import derive_index
-from qmq.storage.meta.subjects import SubjectTable
+from qmq.storage.meta.subjects import FORGOTTEN, SubjectTable
 from qmq.storage.meta.take_checkpoint import Checkpoint, CheckpointTaker
 from qmq.storage.partition import Partition, SharedState
 from qmq.storage.pull_log.log import PullSync
@@ -45,13 +48,16 @@ from qmq.storage.types import DELAYED_NAME, Hole, StoreOptions
 from qmq.storage.verify.scrub import PartitionDamage
 
 __all__ = [
+    "FORGOTTEN",
     "MOST_LANES",
+    "MOST_NUMBERS",
     "RETRY_ITEMS",
     "Checkpoint",
     "ColdRead",
     "Disk",
     "Fetch",
     "Hole",
+    "IdleSubjects",
     "ItemLog",
     "ItemLogClaim",
     "KeySearch",
@@ -83,6 +89,15 @@ _CHUNK_ROWS: Final = 4_096
 MOST_LANES: Final = 1 << 22
 #: So many times max_subjects may be known; those beyond it have no messages any more.
 KNOWN: Final = 4
+#: The most numbers that a data directory ever gives: the forgotten ones take 1.8 GB of memory then.
+MOST_NUMBERS: Final = 1 << 26
+
+
+class IdleSubjects(NamedTuple):
+    """The numbers of subjects without messages, ascending, and the next sequence of each."""
+
+    numbers: npt.NDArray[np.int64]
+    ends: npt.NDArray[np.uint64]
 
 
 class Store:
@@ -97,6 +112,9 @@ class Store:
         self._identity = opened.identity
         self._closed = False
         self._live: tuple[int, int] | None = None  # subjects with messages, and all, at the last count
+        #: How many segments of the message log were dropped since the start.
+        self.dropped_segments = 0
+        self._settled = opened.subjects.count  # numbers below it have had their first message, or never will
         self._shared = shared = SharedState(
             disk,
             opened.directory,
@@ -216,8 +234,14 @@ class Store:
         Subjects without messages do not count; but they stay known, so there is a bound for these, too.
         """
         subjects, most = self.subjects, self._options.max_subjects
+        if subjects.count >= MOST_NUMBERS:
+            raise TooManySubjects(
+                f"{MOST_NUMBERS:,} subjects, priorities and slots of order keys were made in this data directory since "
+                f"it began, as many as it may name, so there is none for {name!r}; let another broker take new ones, "
+                "and use fewer subjects (a number belongs into the key)"
+            )
         if subjects.has_name(name):
-            if self.further_lanes >= MOST_LANES:
+            if subjects.further_lane_count >= MOST_LANES:
                 raise TooManySubjects(
                     f"all subjects together have {MOST_LANES:,} priorities and slots of order keys, the most that they "
                     f"may have, so {name!r} gets no further one; use order keys for fewer subjects"
@@ -226,18 +250,14 @@ class Store:
         if subjects.name_count >= most and (self.live_subjects >= most or subjects.name_count >= KNOWN * most):
             raise TooManySubjects(
                 f"there are {subjects.name_count} subjects, of which {self.live_subjects} have messages: as many as "
-                f"max_subjects allows ({most} with messages, {KNOWN} times as many in all); raise it to add {name!r}"
+                f"max_subjects allows ({most} with messages, {KNOWN} times as many in all); raise it to add {name!r}, "
+                "or wait: those without messages are forgotten after an hour or two"
             )
 
     @property
     def max_subjects(self) -> int:
         """The most subjects that may have messages."""
         return self._options.max_subjects
-
-    @property
-    def further_lanes(self) -> int:
-        """How many lanes all subjects have beyond one each."""
-        return self.subjects.count - self.subjects.name_count
 
     @property
     def live_subjects(self) -> int:
@@ -248,9 +268,29 @@ class Store:
         if subjects.name_count < self._options.max_subjects:
             return subjects.name_count
         if self._live is None:
-            self._live = subjects.count_live(), subjects.name_count
+            self._live = subjects.count_live(self._settled), subjects.name_count
         live, names = self._live
         return live + subjects.name_count - names  # new ones are there for a message
+
+    def idle_subjects(self, start: int, end: int) -> IdleSubjects:
+        """Return the numbers in [start, end) that have no messages: none while there are bytes that may be messages of
+        them, since their sync has failed, or since they are bad.
+        """
+        subjects = self.subjects
+        is_idle = subjects.ends[start:end] == subjects.firsts[start:end]
+        is_idle &= ~subjects.is_forgotten[start:end]
+        if any(part.given_up or part.has_holes for part in self.partitions):
+            is_idle[:] = False
+        numbers = np.flatnonzero(is_idle) + start
+        return IdleSubjects(numbers, subjects.ends[numbers])
+
+    def forget_subjects(self, numbers: Sequence[int]) -> None:
+        """Forget numbers that have no messages: their names leave the registry with the next checkpoint."""
+        self.subjects.forget(numbers)
+        self._count_anew()
+
+    def _count_anew(self) -> None:
+        self._live, self._settled = None, self.subjects.count
 
     def subject_rows(self, number: int, sequence: int, limit: int) -> list[tuple[int, Rows]]:
         """Return the rows of one subject from the one that contains or follows *sequence* on, in sequence order: pieces
@@ -322,8 +362,9 @@ class Store:
     def drop_segment(self, partition: int, base: int, had: SubjectRanges) -> None:
         """Remove a segment, as ``Partition.remove_segment``, with the messages *had*, which are gone then."""
         self.partitions[partition].remove_segment(base)
+        self.dropped_segments += 1
         self.stay()
-        self._live = None
+        self._count_anew()
         self.checkpoints.note_dropped(had)
 
     # --- checkpoints -------------------------------------------------------------------------------------------------

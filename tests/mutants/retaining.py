@@ -9,9 +9,52 @@ from tests.mutants.symbols import always, instead, never, skip
 
 _RETENTION: Final = ("tests/broker/retention/test_retention.py",)
 _FORWARDING: Final = ("tests/broker/retention/test_carry_forward.py",)
+_IDLE: Final = ("tests/broker/retention/test_idle_subjects.py",)
 _TURNS: Final = ("tests/broker/test_retention_turns.py",)
 
 OF_RETENTION: Final = (
+    Mutant(
+        "begin new subjects above all sequences that were forgotten",
+        "SubjectTable.new_begin",
+        instead("max(self.sequence_base, self.forgotten_end)", "self.sequence_base"),
+        _IDLE,
+    ),
+    Mutant(
+        "keep a subject that is followed by its name",
+        "IdleSubjectsForgetting._forget",
+        always("name not in followed"),
+        _IDLE,
+    ),
+    Mutant(
+        "keep a subject of which delayed messages wait",
+        "IdleSubjectsForgetting._forget",
+        always("name not in self._delayed"),
+        _IDLE,
+    ),
+    Mutant(
+        "keep a subject that a group has copies of",
+        "IdleSubjectsForgetting._forget",
+        always("not subjects.has_copies(name)"),
+        _IDLE,
+    ),
+    Mutant(
+        "remember no number of a subject that is forgotten",
+        "IdleSubjectsForgetting._forget",
+        skip("self._intake.forget_numbers(found)"),
+        _IDLE,
+    ),
+    Mutant(
+        "name a subject that came back by its number once two checkpoints have it",
+        "CheckpointTaker._claim_numbers",
+        always("before[1] == self._last_claimed[1]"),
+        _IDLE,
+    ),
+    Mutant(
+        "forget no subject while bytes are bad",
+        "Store.idle_subjects",
+        never("any((part.given_up or part.has_holes for part in self.partitions))"),
+        _IDLE,
+    ),
     Mutant(
         "let a group have what it is not moved behind yet",
         "Group.cursor",

@@ -15,6 +15,8 @@ from tests.sim.runs import run_one
 
 #: Seeds from this one on drop only segments whose messages every group has taken.
 ONLY_TAKEN = 100_000
+#: The time between two looks for subjects without messages.
+IDLE_US = 20_000
 SMALL = {"segment_bytes": 2_600, "max_frame_bytes": 2_400, "reserve_bytes": 60_000}
 
 
@@ -36,6 +38,7 @@ class Retaining(Consumption):
         self.leaving = set[int]()
         #: With the power may go that a message was handed out: by group.
         self.forgotten: dict[str, set[int]] = {group: set() for group, _, _ in GROUPS}
+        self._forgotten_count = 0
         super().__init__(seed, has_lanes=has_lanes)
         self.order.may_be_skipped = self._may_be_skipped
 
@@ -43,6 +46,7 @@ class Retaining(Consumption):
         """As ever, with a checkpoint where retention wants one."""
         if self.driven.broker.wants_checkpoint() and self.chance.random() < 0.5:
             self.checkpoint()
+        self._look_for_idle_subjects()
         absent = [group for group, _, _ in GROUPS if group not in self.driven.broker.groups]
         super().step(is_late)
         for group in absent:
@@ -54,6 +58,14 @@ class Retaining(Consumption):
             self.count["messages carried"] += dropped.carried
             self.count["groups moved"] += len(dropped.skipped)
             assert not dropped.lost
+
+    def _look_for_idle_subjects(self) -> None:
+        """Have the broker look often, not once in an hour, for subjects that have no messages."""
+        idle, subjects = self.driven.broker._idle_subjects, self.driven.store.subjects
+        idle.every_us = IDLE_US
+        idle._look_us = min(idle._look_us, self.driven.now.monotonic_us + IDLE_US)
+        self.count["subjects forgotten"] += subjects.forgotten_count > self._forgotten_count
+        self._forgotten_count = subjects.forgotten_count
 
     def _may_be_skipped(self, group: str, message: int) -> bool:
         """Return whether a group may have missed a message that has gone."""

@@ -17,6 +17,7 @@ STRIKES = (
     "messages carried",
     "groups moved",
     "skipped",
+    "subjects forgotten",
     "crashed while a segment was leaving",
     "crashed while messages were carried",
     "dead",

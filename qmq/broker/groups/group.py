@@ -73,16 +73,26 @@ class Cursors:
         found[inside] = known[numbers[inside]]
         return found
 
+    def forget(self, numbers: npt.NDArray[np.int64]) -> bool:
+        """Forget the cursors of these subjects; return whether there were any."""
+        inside = numbers[numbers < len(self.known)]
+        if not self.known[inside].any():
+            return False
+        self.known[inside] = 0
+        return True
+
     def packed(self) -> tuple[bytes, bytes]:
         """Return the cursors that are set: subject numbers u32, sequences u64."""
         numbers = np.flatnonzero(self.known)
         return numbers.astype("<u4").tobytes(), self.known[numbers].astype("<u8").tobytes()
 
-    def restore(self, numbers: bytes, sequences: bytes) -> None:
-        """Take over a state from ``packed``."""
-        which = np.frombuffer(numbers, "<u4")
+    def restore(self, numbers: bytes, sequences: bytes, is_forgotten: npt.NDArray[np.bool_]) -> None:
+        """Take over a state from ``packed``, but for subjects that are forgotten."""
+        which, values = np.frombuffer(numbers, "<u4"), np.frombuffer(sequences, "<u8")
+        known = ~is_forgotten[which]
+        which, values = which[known], values[known]
         if len(which):
-            self.upto(int(which.max()) + 1)[which] = np.frombuffer(sequences, "<u8")
+            self.upto(int(which.max()) + 1)[which] = values
 
 
 class Waiting:
@@ -155,6 +165,7 @@ class SubjectFilter:
         self.reads: set[object] = set()
         self._matches: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)
         self._matched = 0
+        self._generation = 0
         self._looked = 0  # the subjects that ``find_lanes`` has looked at
 
     # --- lanes -------------------------------------------------------------------------------------------------------
@@ -219,6 +230,9 @@ class SubjectFilter:
         if self.prefix == "" and takes_all_lanes and not store.subjects.has_private:
             return None
         count = store.subjects.count
+        if self._generation != store.subjects.generation:
+            self._generation = store.subjects.generation
+            self._matches[: self._matched][store.subjects.is_forgotten[: self._matched]] = False
         if self._matched < count:
             if len(self._matches) < count:
                 grown = np.zeros(max(count, 2 * len(self._matches)), np.bool_)
@@ -509,7 +523,8 @@ class Group:
 
     def restore(self, store: Store, packed: dict[str, Any]) -> None:
         """Take over cursors from ``packed``."""
-        self.cursors.restore(*packed["cursors"])
+        numbers, sequences = packed["cursors"]
+        self.cursors.restore(numbers, sequences, store.subjects.is_forgotten)
         self.skipped = packed["skipped"]
         for prefix, ordinal, start, positions, reserved, has_ended, lanes in packed["filters"]:
             begin = GroupStart(StartRule(*start), *_rows_at(store, positions))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 import numpy as np
@@ -50,6 +50,15 @@ class _SortedNames:
             self._numbers[part : part + 1] = [numbers[:half], numbers[half:]]
             self._firsts.insert(part, names[half])
 
+    def remove(self, name: str) -> None:
+        """Remove a name, if it is there."""
+        part = bisect_right(self._firsts, name)
+        names = self._names[part]
+        place = bisect_left(names, name)
+        if names[place : place + 1] == [name]:
+            del names[place], self._numbers[part][place]
+            self._count -= 1
+
     def under(self, prefix: str) -> Iterator[tuple[list[str], npt.NDArray[np.int64]]]:
         """Yield the names under a prefix and their numbers, in some parts; "" takes all that are not private."""
         low, high = prefix, prefix[:-1] + chr(ord(prefix[-1]) + 1) if prefix else PRIVATE
@@ -67,20 +76,20 @@ class NameOrder:
     def __init__(self, subjects: SubjectTable) -> None:
         self._subjects = subjects
         self._all = _SortedNames()
-        self._seen = 0  # names that it has, lost ones among them
+        self._seen = 0  # it has the names whose first number lies below
         self._with_lanes = _SortedNames()
 
     def _catch_up(self) -> int:
         """Sort in some new names; return how much work it was."""
         subjects = self._subjects
-        if self._seen < subjects.name_count:
-            heads = subjects.heads_from(self._seen, _NAMES)
-            self._seen += len(heads)
+        if self._seen < subjects.count:
+            heads = subjects.heads(self._seen, _NAMES)
+            self._seen = heads[-1] + 1 if len(heads) == _NAMES else subjects.count
             lost = set(subjects.lost)
             for head, name in zip(heads, subjects.names_of(heads), strict=True):
                 if name is not None and head not in lost:
                     self._all.add(name, head)
-            return _NAME_WORK * len(heads)
+            return 1 + _NAME_WORK * len(heads)
         new = subjects.names_with_lanes(len(self._with_lanes), _NAMES)
         for name in new:
             self._with_lanes.add(name, 0)
@@ -91,9 +100,19 @@ class NameOrder:
         while self._is_behind():
             yield self._catch_up()
 
+    def forget(self, names: Iterable[str]) -> None:
+        """Take over that some names are forgotten, or have another first number."""
+        for name in names:
+            self._all.remove(name)
+            numbers = self._subjects.numbers_of(name)
+            if numbers and numbers[0] < self._seen:
+                self._all.add(name, numbers[0])
+            if not self._subjects.other_lanes(name):
+                self._with_lanes.remove(name)
+
     def _is_behind(self) -> bool:
         subjects = self._subjects
-        return self._seen < subjects.name_count or len(self._with_lanes) < subjects.lane_name_count
+        return self._seen < subjects.count or len(self._with_lanes) < subjects.lane_name_count
 
     def under(self, prefix: str) -> npt.NDArray[np.int64]:
         """Return the numbers of the subjects that a prefix takes, of all lanes: i64[n]. Subjects that are private to

@@ -8,7 +8,7 @@ becomes visible in order.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -130,6 +130,13 @@ class Intake:
         if command.unanswered is not None:
             producer_id, end, age_us = command.unanswered
             self._unanswered[connection] = producer_id, end, now.monotonic_us - age_us
+
+    def forget_numbers(self, numbers: Iterable[int]) -> None:
+        """Forget the numbers of subjects that are forgotten."""
+        self._senders.clear()
+        self.numbering.forget()
+        for number in numbers:
+            self._last_positions.pop(number, None)
 
     def disconnected(self, connection: int) -> None:
         """Forget a connection."""
@@ -704,6 +711,11 @@ class SubjectNumbering:
                 self.by_table.clear()
             self.by_table[bytes(view[BATCH_HEADER_SIZE + RUN_SIZE : header.data_start])] = number
 
+    def forget(self) -> None:
+        """Forget what is remembered of the numbers: some are forgotten."""
+        self.by_table.clear()
+        self._shares.forget()
+
     def _add(self, name: str, lane: int, forced: bool, rights: Rights | None) -> int:
         """Register a lane of a subject, whose name is checked first."""
         check_subject(name)
@@ -725,7 +737,7 @@ class SubjectShares:
         """Raise TooManySubjects where a new lane of a subject would be more than the token's share."""
         store, subjects = self._store, self._store.subjects
         if subjects.has_name(name):
-            used, most, count = store.further_lanes, MOST_LANES, subjects.count_lanes_under
+            used, most, count = subjects.further_lane_count, MOST_LANES, subjects.count_lanes_under
         else:
             used, most, count = store.live_subjects, store.max_subjects, self._names_under
         prefix = _prefix_of(name, rights.produce)
@@ -736,6 +748,10 @@ class SubjectShares:
             f"the broker has room for {most - used:,} more {what}, and {prefix!r}, by which token {rights.name!r} may "
             f"send to {name!r}, has {share:,} already: the rest is for others; use fewer, or raise max_subjects"
         )
+
+    def forget(self) -> None:
+        """Count anew: some subjects are forgotten."""
+        self._counted.clear()
 
     def _names_under(self, prefix: str) -> int:
         count, place = self._counted.get(prefix, (0, 0))

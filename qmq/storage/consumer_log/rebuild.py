@@ -38,6 +38,7 @@ class RowMaker:
     def __init__(self, subjects: SubjectTable) -> None:
         self._subjects = subjects
         self._by_table: dict[bytes, int] = {}
+        self._generation = subjects.generation
 
     def number(self, name: str, lane: int) -> int:
         """Return the number of a lane of a subject, which is registered if it is new."""
@@ -46,6 +47,9 @@ class RowMaker:
 
     def rows(self, header: Header, batch: memoryview) -> EntryRow | Rows:
         """Return the rows of a valid batch: a tuple when it has one run, else ENTRY_DTYPE[runs]."""
+        if self._generation != self._subjects.generation:
+            self._generation = self._subjects.generation
+            self._by_table.clear()  # a name may have another number now
         if header.runs == 1:
             subject, lane, flags, _, count, _, size, _, first = RUN.unpack_from(batch, BATCH_HEADER_SIZE)
             table = bytes(batch[_ONE_RUN_TABLE : header.data_start])

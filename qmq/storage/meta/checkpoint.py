@@ -6,7 +6,8 @@ Each is an envelope (see envelope.py) with magic ``QMQCHECK`` around a map:
     partitions   list of {position, segments: [[base, end], ...], holes: [[start, end], ...],
                  journal: [base, rows, crc32c] of the consumer log's file for the current segment, or nil,
                  removed: [[start, end], ...] of segments that were removed}
-    subjects     {length_bytes, count, ends: u64[count], firsts: u64[count], gaps: bytes (see gaps.py)}
+    subjects     {length_bytes, count, forgotten: pairs of u32, the numbers [start, end) that are forgotten,
+                 forgotten_end, ends: u64[n], firsts: u64[n] of the n others, gaps: bytes (see gaps.py)}
     state        map of name to bytes, given by the broker
 
 Everything before a partition's position is on disk and was good when written, but for the holes; consumer log and
@@ -23,6 +24,8 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import msgpack
+import numpy as np
+import numpy.typing as npt
 
 from qmq.errors import BadBytes
 from qmq.format.layout import CHECKPOINT_MAGIC, CHECKPOINT_VERSION, OLDEST_CHECKPOINT_VERSION
@@ -54,13 +57,48 @@ class PartitionClaim:
 
 @dataclass(frozen=True, slots=True)
 class SubjectsClaim:
-    """The claim of a checkpoint about the subjects: ends and firsts are u64 columns by number."""
+    """The claim of a checkpoint about the subjects: ends and firsts are u64 columns, of the numbers that are not
+    forgotten.
+    """
 
     length_bytes: int
     count: int
     ends: bytes
     firsts: bytes
     gaps: bytes
+    #: Which numbers are forgotten, as ``pack_numbers`` packs them; and the sequence behind all that they had.
+    forgotten: bytes = b""
+    forgotten_end: int = 0
+
+    def forgotten_count(self) -> int:
+        """Return how many numbers are forgotten. Raises ValueError where the bytes make no sense."""
+        borders = np.frombuffer(self.forgotten, "<u4").astype(np.int64)
+        if len(borders) % 2 or (np.diff(borders, append=self.count + 1) <= 0).any():
+            raise ValueError("forgotten numbers")
+        return int((borders[1::2] - borders[::2]).sum())
+
+    def forgotten_numbers(self) -> npt.NDArray[np.uint32]:
+        """Return the numbers that are forgotten, ascending."""
+        return np.flatnonzero(self._is_forgotten()).astype(np.uint32)
+
+    def columns(self) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
+        """Return ends and firsts of all numbers: u64[count] each, 0 where one is forgotten."""
+        known = ~self._is_forgotten()
+        ends, firsts = np.zeros(self.count, np.uint64), np.zeros(self.count, np.uint64)
+        ends[known], firsts[known] = np.frombuffer(self.ends, "<u8"), np.frombuffer(self.firsts, "<u8")
+        return ends, firsts
+
+    def _is_forgotten(self) -> npt.NDArray[np.bool_]:
+        borders, steps = np.frombuffer(self.forgotten, "<u4"), np.zeros(self.count + 1, np.int8)
+        steps[borders[::2]], steps[borders[1::2]] = 1, -1
+        found: npt.NDArray[np.bool_] = np.cumsum(steps[:-1], dtype=np.int8) > 0
+        return found
+
+
+def pack_numbers(are_in: npt.NDArray[np.bool_]) -> bytes:
+    """Return the numbers for which *are_in* is set, as pairs of u32 [start, end), ascending, never adjacent."""
+    steps = np.diff(are_in.astype(np.int8), prepend=0, append=0)
+    return np.flatnonzero(steps).astype("<u4").tobytes()
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +175,8 @@ def write_checkpoint(disk: Disk, directory: Path, claims: CheckpointClaims) -> N
         "subjects": {
             "length_bytes": claims.subjects.length_bytes,
             "count": claims.subjects.count,
+            "forgotten": claims.subjects.forgotten,
+            "forgotten_end": claims.subjects.forgotten_end,
             "ends": claims.subjects.ends,
             "firsts": claims.subjects.firsts,
             "gaps": claims.subjects.gaps,
@@ -152,7 +192,8 @@ def write_checkpoint(disk: Disk, directory: Path, claims: CheckpointClaims) -> N
 
 def _from_content(content: dict[str, Any]) -> CheckpointClaims:
     subjects = _subjects(content["subjects"])
-    if len(subjects.ends) != 8 * subjects.count or len(subjects.firsts) != 8 * subjects.count:
+    known_bytes = 8 * (subjects.count - subjects.forgotten_count())
+    if len(subjects.ends) != known_bytes or len(subjects.firsts) != known_bytes:
         raise ValueError("subjects")
     Gaps.unpack(subjects.gaps)
     state = {str(name): bytes(blob) for name, blob in content["state"].items()}
@@ -177,6 +218,8 @@ def _subjects(content: dict[str, Any]) -> SubjectsClaim:
         ends=bytes(content["ends"]),
         firsts=bytes(content["firsts"]),
         gaps=bytes(content["gaps"]),
+        forgotten=bytes(content.get("forgotten", b"")),  # version 2 lacks both
+        forgotten_end=int(content.get("forgotten_end", 0)),
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from qmq.storage.disk.disk import Disk, failure
 from qmq.storage.error_log.group_files import GroupFiles, GroupSync
 from qmq.storage.message_log.drop import Removals, SubjectRanges
 from qmq.storage.message_log.sparse_index import SegmentIndex
-from qmq.storage.meta.checkpoint import GROUP_STATE, CheckpointClaims, SubjectsClaim, write_checkpoint
+from qmq.storage.meta.checkpoint import GROUP_STATE, CheckpointClaims, SubjectsClaim, pack_numbers, write_checkpoint
 from qmq.storage.meta.gaps import Gaps
 from qmq.storage.meta.subjects import SubjectTable
 from qmq.storage.partition import Partition, SharedState
@@ -27,12 +28,15 @@ from qmq.storage.types import CONSUMER_LOG_NAME
 def claim_subjects(table: SubjectTable, gaps: Gaps) -> SubjectsClaim:
     """Return the claim for the subjects, all of which have been flushed, with their gaps."""
     count = table.count
+    known: Any = slice(count) if not table.forgotten_count else np.flatnonzero(~table.is_forgotten[:count])
     return SubjectsClaim(
         length_bytes=table.length_bytes,
         count=count,
-        ends=table.ends[:count].astype("<u8", copy=False).tobytes(),
-        firsts=table.firsts[:count].astype("<u8", copy=False).tobytes(),
+        ends=table.ends[known].astype("<u8", copy=False).tobytes(),
+        firsts=table.firsts[known].astype("<u8", copy=False).tobytes(),
         gaps=gaps.pack(),
+        forgotten=pack_numbers(table.is_forgotten[:count]) if table.forgotten_count else b"",
+        forgotten_end=table.forgotten_end,
     )
 
 
@@ -135,6 +139,7 @@ class CheckpointTaker:
         self._claimed_gaps: tuple[list[tuple[int, int]], Gaps] = ([], subjects.gaps)
         #: Subjects with lower numbers keep them over any start: a checkpoint taken since the start knows them.
         self.subjects_claimed = 0
+        self._last_claimed = 0, subjects.forgotten_count  # numbers, and forgotten ones, in the last checkpoint
 
     @property
     def unsynced_bytes(self) -> int:
@@ -208,9 +213,16 @@ class CheckpointTaker:
                 part.removals.finish_checkpoint()
             part.claim = claim
         self.taken += 1
-        self.subjects_claimed = checkpoint.claims.subjects.count
+        self._claim_numbers(checkpoint.claims.subjects)
         self._groups.finish_checkpoint(checkpoint.groups)
         self._shared.take_reserves()
+
+    def _claim_numbers(self, subjects: SubjectsClaim) -> None:
+        """Note which numbers are sure. Where names were forgotten since the last checkpoint, those that came back have
+        their former numbers again in a start from that one, so numbers after it are sure one checkpoint later.
+        """
+        before, self._last_claimed = self._last_claimed, (subjects.count, subjects.forgotten_count())
+        self.subjects_claimed = subjects.count if before[1] == self._last_claimed[1] else before[0]
 
     def fail(self, checkpoint: Checkpoint, error: BaseException) -> None:
         """Note that ``checkpoint.write`` has failed."""

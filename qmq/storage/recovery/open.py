@@ -12,8 +12,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-import numpy as np
-
 from qmq.errors import BadBytes, ForeignFile, InvalidOption, StorageError
 from qmq.format.layout import SEGMENT_HEADER_SIZE
 from qmq.storage.consumer_log.partition_index import ConsumerLog
@@ -293,9 +291,9 @@ class _Opening:
             lost, notes = restore_names(table, claim.count if claim is not None else 0, readers)
             self._notes += notes
         if claim is not None:
-            table.ends[: claim.count] = np.frombuffer(claim.ends, "<u8")
-            table.firsts[: claim.count] = np.frombuffer(claim.firsts, "<u8")
+            table.ends[: claim.count], table.firsts[: claim.count] = claim.columns()
             table.gaps = Gaps.unpack(claim.gaps)
+            table.restore_forgotten(claim.forgotten_numbers(), claim.forgotten_end)
             for number in lost:
                 self._lost_end = max(self._lost_end, int(table.ends[number]))
                 if not any(reader.has_rows(number) for reader in readers):
@@ -382,6 +380,7 @@ class _Opening:
             holes = [[hole for hole in replay.report.damaged if hole in replay.holes] for replay in replays]
             gone = missing_sequences(subjects, self._consumers, holes)
             subjects.gaps.add(gone.subjects, gone.starts, gone.ends)
+        subjects.settle_forgotten(raised)
 
     def _indexes(self, log: MessageLog, consumer: ConsumerLog) -> SegmentIndex:
         """Rebuild the indexes that are missing or do not fit, and always the current one; return the current one."""

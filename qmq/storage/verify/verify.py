@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
-import numpy as np
-
 from qmq.errors import BadBytes, DirectoryInUse, ForeignFile
 from qmq.storage.consumer_log.header import base_of
 from qmq.storage.disk.dir_lock import LOCK_NAME, holder_of
@@ -247,13 +245,16 @@ class _Verification:
         self._take_names(path, records)
 
     def _take_names(self, path: Path, records: RegistryContent) -> None:
+        claim = self._claims.subjects if self._claims is not None else None
+        forgotten = frozenset(claim.forgotten_numbers().tolist() if claim is not None else ())
         for number, (name, lane) in enumerate(zip(records.names, records.lanes, strict=True)):
-            if name is not None and (name, lane) in self._numbers:
+            self._names.append(name if name is not None else f"(damaged {number})")
+            if name is None or number in forgotten:
+                continue
+            if claim is not None and (name, lane) in self._numbers:
                 what = f"subject {number} has the name and lane of subject {self._numbers[name, lane]}, {name}"
                 self._report.fault(path, None, what, "keep a copy of the directory and report it")
-            self._names.append(name if name is not None else f"(damaged {number})")
-            if name is not None:
-                self._numbers.setdefault((name, lane), number)
+            self._numbers[name, lane] = number  # without a checkpoint the later one counts
         if self._claims is not None:  # below, a subject in the log gets a number of its own
             missing = self._claims.subjects.count - len(self._names)
             self._names += [f"(lost {len(self._names) + n})" for n in range(missing)]
@@ -338,9 +339,7 @@ class _Verification:
         if sequences.last_claimed_us > claims.last_stored_at_us:
             what = f"knows stamps up to {claims.last_stored_at_us}, its log has {sequences.last_claimed_us}"
             self._report.fault(self._claims_path, None, what, "delete it: the one before counts then")
-        ends = np.frombuffer(claims.subjects.ends, "<u8").astype(np.uint64)
-        firsts = np.frombuffer(claims.subjects.firsts, "<u8").astype(np.uint64)
-        sequences.check_claims(self._claims_path, ends, firsts)
+        sequences.check_claims(self._claims_path, *claims.subjects.columns())
 
     def _path_of(self, partition: PartitionIdentity) -> Path:
         return self._directory / partition.directory  # an absolute path stays as it is

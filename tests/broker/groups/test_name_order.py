@@ -22,9 +22,12 @@ PRIVATE = ("~g~a.b", "~lost-3")
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150)
-@given(steps=st.lists(st.lists(st.tuples(NAMES | st.sampled_from(PRIVATE), LANES), max_size=25), max_size=4))
+@given(
+    steps=st.lists(st.lists(st.tuples(NAMES | st.sampled_from(PRIVATE), LANES), max_size=25), max_size=4),
+    gone=st.sets(st.integers(0, 60)),
+)
 def test_those_under_a_prefix_are_found_after_every_step(
-    steps: list[list[tuple[str, int]]], monkeypatch: pytest.MonkeyPatch
+    steps: list[list[tuple[str, int]]], gone: set[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(name_order, "_PART", 4)
     monkeypatch.setattr(name_order, "_NAMES", 3)
@@ -36,12 +39,18 @@ def test_those_under_a_prefix_are_found_after_every_step(
             for name, lane in dict.fromkeys(step):
                 if table.number(name, lane) is None and not (name == PRIVATE[1] and lane):
                     table.add(name, lane)
+            some = [number for number in gone if number < table.count and not table.is_forgotten[number]]
+            names = {table.name(number) for number in some}
+            table.forget(some)
+            order.forget(names)
             for prefix in ("", "a.", "a.b.", "b.", "zz."):
                 found = order.under(prefix).tolist()
                 expected = [
                     number
                     for number in range(table.count)
-                    if table.name(number).startswith(prefix) and not is_private(table.name(number))
+                    if not table.is_forgotten[number]
+                    and table.name(number).startswith(prefix)
+                    and not is_private(table.name(number))
                 ]
                 assert sorted(found) == expected, prefix
         table.close()

@@ -10,6 +10,7 @@ from qmq.broker.ports.commands import Connected
 from qmq.broker.ports.effects import Refused, Sent
 from qmq.broker.ports.rights import Rights
 from qmq.broker.publish import publish
+from qmq.broker.retention import idle_subjects
 from qmq.errors import TooManySubjects
 from qmq.format.layout import LANE_ORDERED
 from qmq.format.source import NO_ADDRESS
@@ -65,7 +66,9 @@ def test_a_token_leaves_room_for_the_slots_of_others(tmp_path: Path, monkeypatch
     driven.close()
 
 
-def test_subjects_whose_messages_are_gone_do_not_count(tmp_path: Path) -> None:
+def test_subjects_whose_messages_are_gone_do_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor before they are forgotten."""
+    monkeypatch.setattr(idle_subjects, "LOOK_US", 1_000 * HOUR_MS * 1_000)
     driven = driven_in(tmp_path, max_subjects=2)
     for number in range(8):  # four times as many may be known
         command = driven.send_command({f"s.{number}": [b"x" * 900] * 3})

@@ -47,3 +47,16 @@ def test_rows_are_made_as_the_broker_makes_them(tmp_path: Path) -> None:
     assert sorted(damaged) == [Damaged(0, 2, 3), Damaged(1, 0, 1), Damaged(2, 0, 4)]
     subjects.close()
     kill(store)
+
+
+def test_a_name_that_was_forgotten_gets_its_new_number(tmp_path: Path) -> None:
+    store = Store.open(tmp_path, options(), FakeDisk(), NOW_US)
+    sent = Sender(store).send("one", b"1")
+    view = store.partitions[0].message_log.view(sent.position, len(sent.data))
+    subjects = SubjectTable.open(FakeDisk(), tmp_path / "other", store.store_id)
+    maker = RowMaker(subjects)
+    assert maker.rows(parse_header(view), view)[3] == 0
+    subjects.forget([0])
+    assert maker.rows(parse_header(view), view)[3] == 1
+    subjects.close()
+    kill(store)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,6 +20,7 @@ from qmq.storage.meta.checkpoint import (
     SubjectsClaim,
     checkpoint_path,
     list_checkpoints,
+    pack_numbers,
     read_checkpoint,
     write_checkpoint,
 )
@@ -35,12 +37,21 @@ PARTITIONS = st.builds(
     ),
     U64, PAIRS, PAIRS, JOURNAL,
 )  # fmt: skip
-SUBJECTS = st.integers(0, 5).flatmap(
-    lambda count: st.builds(
-        lambda length, ends, firsts: SubjectsClaim(length, count, ends, firsts, Gaps().pack()),
+SUBJECTS = st.lists(st.booleans(), max_size=5).flatmap(
+    lambda are_forgotten: st.builds(
+        lambda length, end, ends, firsts: SubjectsClaim(
+            length,
+            len(are_forgotten),
+            ends,
+            firsts,
+            Gaps().pack(),
+            pack_numbers(np.array(are_forgotten, np.bool_)),
+            end,
+        ),
         U64,
-        st.binary(min_size=8 * count, max_size=8 * count),
-        st.binary(min_size=8 * count, max_size=8 * count),
+        U64,
+        st.binary(min_size=8 * are_forgotten.count(False), max_size=8 * are_forgotten.count(False)),
+        st.binary(min_size=8 * are_forgotten.count(False), max_size=8 * are_forgotten.count(False)),
     )
 )
 CLAIMS = st.builds(
@@ -54,6 +65,21 @@ CLAIMS = st.builds(
     subjects=SUBJECTS,
     state=st.dictionaries(st.text(max_size=8), st.binary(max_size=30), max_size=3),
 )
+
+
+def test_columns_have_all_numbers() -> None:
+    are_forgotten = np.array([True, False, True, True, False, True])
+    two = np.array([7, 9], "<u8").tobytes()
+    claim = SubjectsClaim(32, 6, two, two, Gaps().pack(), pack_numbers(are_forgotten), 5)
+    assert (claim.forgotten_count(), claim.forgotten_numbers().tolist()) == (4, [0, 2, 3, 5])
+    assert [column.tolist() for column in claim.columns()] == [[0, 7, 0, 0, 9, 0]] * 2
+
+
+@pytest.mark.parametrize("borders", [[1], [2, 1], [1, 1], [0, 2, 2, 4], [0, 7], [5, 2**32 - 1]])
+def test_forgotten_numbers_that_make_no_sense_are_rot(borders: list[int]) -> None:
+    claim = SubjectsClaim(32, 6, b"", b"", b"", np.array(borders, "<u4").tobytes())
+    with pytest.raises(ValueError, match="forgotten"):
+        claim.forgotten_count()
 
 
 def claims(number: int) -> CheckpointClaims:

@@ -13,6 +13,7 @@ from qmq.errors import BadBytes, ForeignFile, StorageFull
 from qmq.format.layout import LANE_HIGH, LANE_LOW, LANE_NORMAL, LANE_ORDERED
 from qmq.storage.disk.disk import Disk
 from qmq.storage.meta.subjects import (
+    FORGOTTEN,
     RECORD_SIZE,
     SUBJECTS_HEADER_SIZE,
     SubjectTable,
@@ -85,7 +86,7 @@ def test_a_number_stands_for_a_name_and_a_lane(tmp_path: Path) -> None:
         assert one.lanes_of("a.x") == {LANE_NORMAL: 0, LANE_HIGH: 2, LANE_ORDERED: 4}
         assert [one.further_lanes(name).tolist() for name in ("a.x", "b", "c", "d")] == [[2, 4], [], [], []]
         assert [one.heads(number, 9) for number in (0, 1, 2, 4)] == [[0, 1, 3], [1, 3], [3], []]
-        assert (one.heads(0, 2), one.heads_from(1, 9)) == ([0, 1], [1, 3])
+        assert one.heads(0, 2) == [0, 1]
         assert one.names_with_lanes(0, 9) == ["a.x", "c"]
         assert [one.kinds_under("a.", since) for since in (0, 3, 5)] == [
             {LANE_HIGH, LANE_ORDERED},
@@ -95,6 +96,62 @@ def test_a_number_stands_for_a_name_and_a_lane(tmp_path: Path) -> None:
         assert one.under("a.", 0, 5) == [0, 2, 4]
         assert one.lane_kinds == {LANE_NORMAL, LANE_HIGH, LANE_ORDERED}
         assert (one.count, one.name_count) == (5, 3)
+        one.close()
+
+
+def test_a_forgotten_number_gives_its_name_and_lane_to_another(tmp_path: Path) -> None:
+    path = tmp_path / "subjects"
+    table = make(path, ["a", "b", "~g~a", "c"])
+    table.add("a", LANE_HIGH)
+    table.add("c", LANE_ORDERED)
+    table.ends[:6] = table.firsts[:6] = [5, 6, 7, 8, 9, 4]
+    assert (table.has_copies("a"), table.has_copies("b")) == (True, False)
+    table.forget([0, 2, 5])
+    assert [table.numbers_of(name) for name in ("a", "b", "~g~a", "c")] == [[4], [1], [], [3]]
+    assert (table.heads(0, 9), table.under("", 0, 6)) == ([1, 3, 4], [1, 3, 4])
+    assert (table.name_count, table.further_lane_count, table.forgotten_count) == (3, 0, 3)
+    assert (table.has_copies("a"), table.names_with_lanes(0, 9)) == (False, ["a"])
+    assert (table.kinds_under("", 0), table.kinds_under("c", 0)) == ({LANE_HIGH}, set())
+    assert [table.name(number) for number in (0, 2, 4)] == [FORGOTTEN, FORGOTTEN, "a"]
+    assert table.new_begin == 7
+    assert [table.add("a"), table.add("c", LANE_ORDERED), table.add("~g~a")] == [6, 7, 8]
+    assert table.ends[6:9].tolist() == table.firsts[6:9].tolist() == [7, 7, 7]
+    assert table.kinds_under("c", 6) == {LANE_ORDERED}
+    table.flush()
+    again = SubjectTable.open(Disk(), path, STORE, table.length_bytes)
+    for one in (table, again):
+        assert [one.numbers_of(name) for name in ("a", "b", "~g~a", "c")] == [[4, 6], [1], [8], [3, 7]]
+        assert one.further_lanes("a").tolist() == [6]
+        assert one.heads(0, 9) == [1, 3, 4, 8]
+        assert (one.name_count, one.further_lane_count, one.has_copies("a")) == (4, 2, True)
+        assert np.flatnonzero(one.is_forgotten[:9]).tolist() == [0, 2, 5]
+        one.close()
+
+
+def test_a_lost_name_is_forgotten_too(tmp_path: Path) -> None:
+    table = make(tmp_path / "subjects", ["a", "~lost-1", "b"])
+    assert (table.lost, table.name_count) == ([1], 3)
+    table.forget([1])
+    assert (table.lost, table.name_count, table.heads(0, 9)) == ([], 2, [0, 2])
+    table.close()
+
+
+def test_a_registry_that_is_written_again_forgets_what_it_had_forgotten(tmp_path: Path) -> None:
+    path = tmp_path / "subjects"
+    table = make(path, ["a", "b"])
+    table.forget([0])
+    table.add("a")
+    table.flush()
+    data = bytearray(path.read_bytes())
+    data[data.index(b"b")] ^= 1
+    path.write_bytes(data)
+    table.close()
+    table = SubjectTable.open(Disk(), path, STORE, len(data))
+    table.restore({1: ("b", LANE_NORMAL)})
+    again = SubjectTable.open(Disk(), path, STORE, table.length_bytes)
+    for one in (table, again):
+        assert [one.numbers_of(name) for name in ("a", "b", FORGOTTEN)] == [[2], [1], []]
+        assert (one.heads(0, 9), one.forgotten_count, one.lost) == ([1, 2], 1, [])
         one.close()
 
 
