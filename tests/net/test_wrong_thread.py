@@ -10,10 +10,10 @@ import pytest
 import qmq
 from qmq.broker.ports.commands import DispositionRange
 from qmq.net.client.consumer import acks
-from qmq.net.protocol.frames import ACK, FrameKind
+from qmq.net.protocol.frames import FrameKind
 from qmq.net.protocol.types import Disposition
 from tests.net.scripted import backs_of, scripted_broker
-from tests.net.test_handlers import given
+from tests.net.test_handlers import acked, given
 
 
 async def refused(call: Callable[[], object]) -> None:
@@ -42,14 +42,15 @@ async def test_an_acknowledgement(monkeypatch: pytest.MonkeyPatch) -> None:
     async with given(b"1", b"2", b"3") as (s, messages):
         messages[0].ack()
         await refused(messages[2].ack)
-        frame = await s.peer.frame(FrameKind.ACK)
-        assert (len(frame.payload) - ACK.size) // 16 == 2, "both of them"
+        assert len(await acked(s)) // 16 == 2, "both of them"
 
 
 async def test_a_release() -> None:
     async with given(b"1", b"2") as (s, messages):
         await refused(messages[0].release)
         messages[1].release()
-        assert backs_of(await s.peer.frame(FrameKind.HAND_BACK)) == [
+        frame = await s.peer.frame(FrameKind.HAND_BACK)
+        assert backs_of(frame) == [
             DispositionRange(number, number + 1, Disposition.RELEASE, None, "") for number in range(2)
         ]
+        s.peer.answer(FrameKind.HANDED_BACK, frame.request)
