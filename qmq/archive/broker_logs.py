@@ -15,7 +15,7 @@ import numpy as np
 
 from qmq.archive.files import Reading
 from qmq.archive.segments import MESSAGES, Index, SegmentSource
-from qmq.errors import BadBytes
+from qmq.errors import BadBytes, ForeignFile
 from qmq.format.layout import INDEX_DTYPE, INDEX_ENTRY_SIZE
 from qmq.net.client.address import BROKER_SCHEMES, Address, check_used, parse_url, tls_files
 from qmq.net.client.log_reader import LogReader, Span
@@ -66,7 +66,9 @@ class BrokerFiles:
             reader.close()
 
     def segments(self) -> list[SegmentSource]:
-        """Return the segments that all brokers have now. Raises ConnectionLost if one cannot be reached."""
+        """Return the segments that all brokers have now. Raises ConnectionLost if one cannot be reached, ForeignFile if
+        two have the same store id.
+        """
         while self._left:
             self._connect_next()
         return [source for store_id, reader in self._readers.items() for source in _segments_of(store_id, reader)]
@@ -107,14 +109,25 @@ class BrokerFiles:
             start = int(bounds[-2]) + 1
 
     def _connect_next(self) -> None:
-        """Connect to the next address. Raises ConnectionLost."""
+        """Connect to the next address. Raises ConnectionLost; ForeignFile if its broker has the store id of another
+        one.
+        """
         reader = LogReader(self._left[-1])
         store_id = reader.store_id
-        self._left.pop()
-        if store_id in self._readers:  # two addresses lead to one broker
-            reader.close()
-        else:
+        known = self._readers.get(store_id)
+        if known is None:
             self._readers[store_id] = reader
+        else:
+            try:
+                if reader.started_us() != known.started_us():
+                    raise ForeignFile(
+                        f"{known.address} and {reader.address} are two brokers of one store, {store_id.hex()}: the "
+                        "directory of one is a copy of the other's, and has other messages under the same ids. Stop "
+                        "one of the two, and give its directory another id with qmq repair --new-id"
+                    )
+            finally:
+                reader.close()
+        self._left.pop()
 
     def _span_of(self, reader: LogReader, partition: int, base: int) -> Span:
         """Return the segment at *base*. Raises FileNotFoundError if it does not exist (any more), ConnectionLost."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -14,10 +15,10 @@ import qmq
 from qmq.archive import broker_logs
 from qmq.archive.broker_logs import BrokerFiles
 from qmq.archive.data_directory import open_data_directory
-from qmq.errors import BadBytes, ConnectionLost
+from qmq.errors import BadBytes, ConnectionLost, ForeignFile
 from qmq.net.client import log_reader as log_reading
 from tests.broker_process import BrokerProcess, broker_process
-from tests.storage.stores import segment_files
+from tests.storage.stores import Sender, close_cleanly, open_store, segment_files
 
 #: A few segments hold what the tests send.
 SMALL: dict[str, Any] = {
@@ -110,3 +111,19 @@ def test_batches_that_make_no_sense_are_refused(
         monkeypatch.setattr(broker_logs.LogReader, "batches", lambda *_: iter([memoryview(told)]))
         with pytest.raises(BadBytes, match="list of its batches is wrong"):
             segment.batches(files)
+
+
+def test_two_brokers_of_one_store_id_are_refused_by_name(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "first")
+    Sender(store).send("a", b"common")
+    close_cleanly(store)
+    shutil.copytree(tmp_path / "first", tmp_path / "second")
+    with broker_process(tmp_path / "first") as first, broker_process(tmp_path / "second") as second:
+        addresses = [one.url.removeprefix("qmq://") for one in (first, second)]
+        with closing(BrokerFiles(f"{first.url},{second.url}")) as files:
+            for _ in range(2):
+                with pytest.raises(ForeignFile, match=r"are two brokers of one store.*qmq repair --new-id") as refused:
+                    files.segments()
+            assert all(address in str(refused.value) for address in addresses)
+        with closing(BrokerFiles(f"{first.url},{first.url}")) as files:
+            assert len(files.segments()) == 1

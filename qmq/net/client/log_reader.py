@@ -60,6 +60,20 @@ class LogReader:
         """The id of the broker's store. Raises ConnectionLost."""
         return self._store_id or self._surely(lambda: self._store_id)
 
+    @property
+    def address(self) -> Address:
+        """The address of the broker."""
+        return self._address
+
+    def started_us(self) -> int:
+        """Return when the broker was started: no two brokers were at the same microsecond. Raises ConnectionLost."""
+        meta = frames.pack_meta({"action": "stats", "after": "", "limit": 1})
+        answer = self._surely(lambda: self._connected().ask(FrameKind.ADMINISTER, meta=meta))
+        started_us = msgpack.unpackb(answer.payload).get("started_us")
+        if type(started_us) is not int:
+            raise ProtocolError(f"the broker at {self._address} does not say when it was started")
+        return started_us
+
     def segments(self, partition: int, position: int = 0) -> tuple[int, list[Span]]:
         """Return the count of partitions, and the segments of one, from the first that ends behind *position*.
 
