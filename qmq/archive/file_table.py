@@ -78,6 +78,10 @@ class ListedSegment:
     base: int
     end: int
     messages: int
+    #: The position of the last batch before ``end``, and the crc32c of its header; None where there was no good one, as
+    #: in tables of before.
+    last_position: int | None = None
+    last_crc: int | None = None
 
     @property
     def key(self) -> SegmentKey:
@@ -119,6 +123,10 @@ class FileTable:
         """Return the position up to which the files have each segment."""
         return {segment.key: segment.end for segment in self.segments}
 
+    def by_key(self) -> dict[SegmentKey, ListedSegment]:
+        """Return the segments by their keys."""
+        return {segment.key: segment for segment in self.segments}
+
     def with_more(
         self, files: Iterable[ListedFile], segments: Iterable[ListedSegment], damages: Iterable[ListedDamage]
     ) -> FileTable:
@@ -145,7 +153,7 @@ class FileTable:
 
     def pack(self) -> bytes:
         """Return the bytes of the whole table."""
-        rows = [*map(asdict, self.files)], [*map(asdict, self.segments)], [*map(asdict, self.damages)]
+        rows = [*map(asdict, self.files)], [*map(_row_of, self.segments)], [*map(asdict, self.damages)]
         return _packed(self.number, 0, [], *rows)
 
     def pack_changes(self) -> bytes | None:
@@ -161,7 +169,7 @@ class FileTable:
             return None
         damages = self.damages[len(base.damages) :]
         return _packed(
-            self.number, base.number, gone, [*map(asdict, new)], [*map(asdict, more)], [*map(asdict, damages)]
+            self.number, base.number, gone, [*map(asdict, new)], [*map(_row_of, more)], [*map(asdict, damages)]
         )
 
     def changed(self, changes: FileTable, gone: Iterable[str]) -> FileTable:
@@ -175,6 +183,13 @@ class FileTable:
             (*self.damages, *changes.damages),
             self,
         )
+
+
+def _row_of(segment: ListedSegment) -> dict[str, Any]:
+    row = asdict(segment)
+    if segment.last_crc is None:
+        del row["last_position"], row["last_crc"]
+    return row
 
 
 def _packed(number: int, base: int, gone: list[str], *rows: list[dict[str, Any]]) -> bytes:
@@ -298,7 +313,7 @@ _Listed = TypeVar("_Listed", ListedFile, ListedSegment, ListedDamage)
 
 def _listed(kind: type[_Listed], rows: list[dict[str, Any]]) -> tuple[_Listed, ...]:
     names = [one.name for one in fields(kind)]
-    return tuple(kind(**{name: _frozen(row[name]) for name in names}) for row in rows)
+    return tuple(kind(**{name: _frozen(row[name]) for name in names if name in row}) for row in rows)
 
 
 def _frozen(value: Any) -> Any:

@@ -80,10 +80,10 @@ def _check_batches(
     positions, archived = np.concatenate(own), np.concatenate(others)
     for position in positions.tolist():
         offset = position - segment.base
-        header = _good_header(reading, offset, position)
+        header = good_header(reading, offset, position)
         if header is None:  # rotten since
             continue
-        other = _good_header(copied, offset, position)
+        other = good_header(copied, offset, position)
         if other != header and (other is not None or position not in archived):
             raise ForeignFile(
                 f"{archive.name}/{path + MESSAGES} has other messages than {source.files.name}/{segment.path} from "
@@ -93,7 +93,7 @@ def _check_batches(
             )
 
 
-def _good_header(reading: Reading, offset: int, position: int) -> bytes | None:
+def good_header(reading: Reading, offset: int, position: int) -> bytes | None:
     """Return the header of the batch at a position; None if it is bad."""
     data = reading.read(offset, BATCH_HEADER_SIZE)
     if len(data) < BATCH_HEADER_SIZE:

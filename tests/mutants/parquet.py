@@ -14,6 +14,24 @@ _READING: Final = ("tests/spark/parquet/test_read.py",)
 
 OF_PARQUET: Final = (
     Mutant(
+        "archive no clone whose segments go on where those of its original do",
+        "_check_same",
+        instead("crc32c(header) != listed.last_crc", "False"),
+        _ARCHIVING,
+    ),
+    Mutant(
+        "archive no clone whose batches have other sizes",
+        "_check_same",
+        instead("_lies_in_a_batch(source, segment, listed.last_position)", "False"),
+        _ARCHIVING,
+    ),
+    Mutant(
+        "read no two brokers of one store id",
+        "BrokerFiles._connect_next",
+        never("reader.started_us() != known.started_us()"),
+        ("tests/archive/test_broker_logs.py",),
+    ),
+    Mutant(
         "make a table only if nobody else has",
         "commit",
         instead(
@@ -34,7 +52,9 @@ OF_PARQUET: Final = (
     Mutant(
         "write nothing twice",
         "archive:_pieces",
-        instead("ends.get(key, segment.base + SEGMENT_HEADER_SIZE)", "segment.base + SEGMENT_HEADER_SIZE"),
+        instead(
+            "segment.base + SEGMENT_HEADER_SIZE if listed is None else listed.end", "segment.base + SEGMENT_HEADER_SIZE"
+        ),
         _ARCHIVING,
     ),
     Mutant(

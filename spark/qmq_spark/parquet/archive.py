@@ -13,6 +13,7 @@ from itertools import groupby
 from typing import Final, NamedTuple
 
 import numpy as np
+from crc32c import crc32c
 
 from qmq.archive.file_table import (
     PARQUET,
@@ -29,8 +30,10 @@ from qmq.archive.file_table import (
 )
 from qmq.archive.files import Files, WritableFiles
 from qmq.archive.lock import ArchiveLock
+from qmq.archive.same_bytes import good_header
 from qmq.archive.segments import SegmentSource
 from qmq.errors import ForeignFile, StorageFailed
+from qmq.format.batch import parse_header
 from qmq.format.layout import SEGMENT_HEADER_SIZE
 from qmq_spark.parquet.files import DayFiles, ParquetFile, directory_of
 from qmq_spark.parquet.merge import merge_small
@@ -74,6 +77,8 @@ class _Piece(NamedTuple):
     day: int
     key: SegmentKey
     segment_range: SegmentRange
+    #: The position of its last batch, or of the last one before it; None where there is none.
+    last: int | None
 
     @property
     def size(self) -> int:
@@ -124,42 +129,90 @@ def _pieces(
     source: Files, segments: list[SegmentSource], files: Files, table: FileTable, done: ArchivedTables
 ) -> list[_Piece]:
     """Return what is to be read: day by day, each segment from its beginning on. Raise ForeignFile if more of a segment
-    is archived than it has.
+    is archived than it has, or other messages.
     """
-    ends, found = table.ends(), list[_Piece]()
+    known, found = table.by_key(), list[_Piece]()
     for segment in segments:
         key = SegmentKey(segment.store_id.hex(), segment.partition, segment.base)
+        listed = known.get(key)
         if not segment.sealed:
             done.left += 1
-        elif ends.get(key, 0) > segment.end:
-            raise ForeignFile(
-                f"{files.name} has messages of {source.name}/{segment.path} up to position {ends[key]}, and the "
-                f"segment ends at {segment.end}: another directory of store {key.store_id} was archived there, a copy "
-                "of this one or its original; nothing was written. Give one of the two directories another id with qmq "
-                "repair --new-id, or archive to another place"
-            )
-        elif ends.get(key, 0) == segment.end:
+            continue
+        if listed is not None:
+            _check_same(source, segment, files, listed)
+        if listed is not None and listed.end == segment.end:
             done.kept += 1
         else:
             done.segments += 1
-            start = ends.get(key, segment.base + SEGMENT_HEADER_SIZE)
-            found += [_Piece(day, key, segment_range) for day, segment_range in _days_of(source, segment, start)]
+            start = segment.base + SEGMENT_HEADER_SIZE if listed is None else listed.end
+            found += _days_of(source, segment, key, start)
     return sorted(found, key=lambda piece: (piece.day, piece.key, piece.segment_range.start))
 
 
-def _days_of(source: Files, segment: SegmentSource, start: int) -> Iterator[tuple[int, SegmentRange]]:
+def _check_same(source: Files, segment: SegmentSource, files: Files, listed: ListedSegment) -> None:
+    """Raise ForeignFile if more of a segment is archived than it has, or another last batch.
+
+    A log that has gone another way has other batches from there on, so one batch tells, unless it has rotten since.
+    """
+    if listed.end > segment.end:
+        what = (
+            f"{files.name} has messages of {source.name}/{segment.path} up to position {listed.end}, and the segment "
+            f"ends at {segment.end}"
+        )
+    elif listed.last_position is None:
+        return
+    else:
+        header = _header_at(source, segment, listed.last_position)
+        if header is None:
+            is_other = _lies_in_a_batch(source, segment, listed.last_position)
+        else:
+            is_other = crc32c(header) != listed.last_crc
+        if not is_other:
+            return
+        what = (
+            f"{files.name} has other messages than {source.name}/{segment.path}, at position {listed.last_position} "
+            "and maybe before it"
+        )
+    raise ForeignFile(
+        f"{what}: another directory of store {listed.store_id} was archived there, a copy of this one or its original; "
+        "nothing was written. Give one of the two directories another id with qmq repair --new-id, or archive to "
+        "another place"
+    )
+
+
+def _header_at(source: Files, segment: SegmentSource, position: int) -> bytes | None:
+    """Return the header of the batch at a position; None if there is no good one."""
+    reading = source.open(segment.path)
+    try:
+        return good_header(reading, position - segment.base, position)
+    finally:
+        reading.close()
+
+
+def _lies_in_a_batch(source: Files, segment: SegmentSource, position: int) -> bool:
+    """Return whether a batch that begins before a position reaches beyond it."""
+    before = -1
+    for batches in segment.pieces(source):
+        earlier = batches["position"][batches["position"] < position]
+        before = max(before, *earlier.astype(np.int64).tolist()[-1:])
+    header = _header_at(source, segment, before) if before >= 0 else None
+    return header is not None and before + parse_header(header).size > position
+
+
+def _days_of(source: Files, segment: SegmentSource, key: SegmentKey, start: int) -> Iterator[_Piece]:
     """Yield the days of a segment from *start* on, cut where the day changes between two batches."""
     day: int | None = None
+    last: int | None = None
     first = start
     for batches in segment.pieces(source):
         later = batches[batches["position"] >= start]
-        days = (later["stored_at_us"] // _DAY_US).astype(np.int64)
+        positions, days = later["position"], (later["stored_at_us"] // _DAY_US).astype(np.int64)
         for at in np.flatnonzero(np.diff(days, prepend=days[:1] if day is None else day)).tolist():
-            cut = int(later["position"][at])
-            yield int(days[at - 1]) if at else day or 0, SegmentRange(segment, first, cut)
+            cut, last = int(positions[at]), int(positions[at - 1]) if at else last
+            yield _Piece(int(days[at - 1]) if at else day or 0, key, SegmentRange(segment, first, cut), last)
             first = cut
-        day = int(days[-1]) if len(days) else day
-    yield day or 0, SegmentRange(segment, first, segment.end)
+        day, last = (int(days[-1]), int(positions[-1])) if len(days) else (day, last)
+    yield _Piece(day or 0, key, SegmentRange(segment, first, segment.end), last)
 
 
 def _rounds(pieces: list[_Piece]) -> Iterator[list[_Piece]]:
@@ -220,7 +273,9 @@ class _Round:
             self._read(batch["position"][-1].as_py() - piece.segment_range.start)
         self._done.read_bytes += piece.size
         self._read(0)
-        return ListedSegment(*piece.key, end=piece.segment_range.end, messages=messages)
+        header = None if piece.last is None else _header_at(self._source, piece.segment_range.segment, piece.last)
+        last = (None, None) if header is None else (piece.last, crc32c(header))
+        return ListedSegment(*piece.key, piece.segment_range.end, messages, *last)
 
     def _note(self, damage: SegmentDamage) -> None:
         told = ListedDamage(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -356,3 +357,80 @@ def test_a_segment_of_a_clone_that_ends_before_the_archived_one_is_refused(tmp_p
     with pytest.raises(ForeignFile, match="qmq repair --new-id"):
         archive(second, to, run="again")
     assert files_in(to) == before
+
+
+def twins(tmp_path: Path, *, common: list[bytes], firsts: list[bytes], seconds: list[bytes]) -> tuple[Path, Path]:
+    """Make a directory and its clone, which both get messages of their own."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    for path, bodies in ((first, common), (first, firsts), (second, seconds)):
+        if path == second:
+            continue
+        store = open_store(path)
+        for body in bodies:
+            Sender(store).send("a", body)
+        close_cleanly(store)
+        if bodies is common:
+            shutil.copytree(first, second)
+    store = open_store(second)
+    for body in seconds:
+        Sender(store).send("a", body)
+    close_cleanly(store)
+    return first, second
+
+
+@pytest.mark.parametrize("own", [b"only in the 2nd", b"of another size", b""])
+@pytest.mark.parametrize("more", [0, 1, 3])
+def test_a_segment_of_a_clone_that_ends_behind_the_archived_one_is_refused(
+    tmp_path: Path, own: bytes, more: int
+) -> None:
+    """Whether it goes as far as the archived one or further, and whatever the sizes of its batches."""
+    to, seconds = tmp_path / "archive", [own or b"x" * 200, *[b"more" * 20] * more]
+    first, second = twins(tmp_path, common=[b"common"], firsts=[b"only in the 1st"], seconds=seconds)
+    archive(first, to)
+    before = files_in(to)
+    with pytest.raises(ForeignFile, match=r"other messages than .*qmq repair --new-id"):
+        archive(second, to, run="again")
+    assert files_in(to) == before
+    assert archive(first, to, run="once more").kept == 1
+
+
+def test_a_clone_without_messages_of_its_own_adds_none(tmp_path: Path) -> None:
+    to = tmp_path / "archive"
+    first, second = twins(tmp_path, common=[b"common"], firsts=[], seconds=[])
+    archive(first, to)
+    assert archive(second, to, run="again").kept == 1
+    check(first, to)
+
+
+def test_a_last_batch_that_has_rotten_since_is_no_clone(tmp_path: Path) -> None:
+    source, to = tmp_path / "data", tmp_path / "archive"
+    store = open_store(source)
+    sender = Sender(store)
+    sender.send("a", b"one")
+    sender.send("a", b"two")
+    close_cleanly(store)
+    archive(source, to)
+    store = open_store(source)
+    Sender(store).send("a", b"three")
+    close_cleanly(store)
+    damage(source, sender.sent[-1], 40)
+    assert archive(source, to, run="again").messages == 1
+    assert archive(source, to, run="once more").kept == 1
+
+
+def test_a_table_of_before_lists_no_last_batches(tmp_path: Path) -> None:
+    source, to = tmp_path / "data", tmp_path / "archive"
+    write_days(source, 1, 4)
+    archive(source, to)
+    table = table_of(to)
+    rows = tuple(dataclasses.replace(one, last_position=None, last_crc=None) for one in table.segments)
+    before = dataclasses.replace(table, segments=rows)
+    content = before.pack()
+    assert b"last_crc" not in content
+    (to / path_of(table.number)).write_bytes(content)
+    assert table_of(to).segments == rows
+    assert archive(source, to, run="again").messages == 0
+    write_days(source, 1, 4, seed=1)
+    archive(source, to, run="once more")
+    check(source, to)
+    assert all(one.last_crc is not None for one in table_of(to).segments[-1:])
