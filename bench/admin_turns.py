@@ -13,6 +13,7 @@ import asyncio
 import mmap
 import os
 import shutil
+import signal
 import struct
 import subprocess
 import sys
@@ -79,6 +80,9 @@ async def _serve(directory: Path, beats: mmap.mmap, *, shows_stacks: bool) -> No
     running = RunningBroker(Settings.model_validate({"data_dir": directory, "listen": "127.0.0.1:0"}))
     await running.start()
     CollectorBound().begin()
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGUSR1, running._checkpointer.hurry)
+    loop.add_signal_handler(signal.SIGUSR2, running._look_at_names)
     print(running.url, flush=True)
     stacks = Stacks() if shows_stacks else None
     last = time.thread_time()
@@ -193,7 +197,45 @@ async def _subjects(client: qmq.Client, prefix: str) -> int:
     return len([subject async for subject in client.subjects(prefix)])
 
 
-def calls(client: qmq.Client) -> dict[str, Call]:
+def _checkpoints(directory: Path) -> set[Path]:
+    return set(directory.glob("checkpoint-*"))
+
+
+async def _checkpoint(client: qmq.Client, pid: int, directory: Path) -> str:
+    """Have the broker take a checkpoint, and wait until it is written."""
+    await client.send("dead.letters", b"x")  # without a change there is none
+    known = _checkpoints(directory)
+    os.kill(pid, signal.SIGUSR1)
+    for _ in range(600):
+        await asyncio.sleep(0.1)
+        if _checkpoints(directory) - known:
+            return "written"
+    return "not written"
+
+
+async def _look_at_names(pid: int) -> None:
+    os.kill(pid, signal.SIGUSR2)
+    await asyncio.sleep(3)
+
+
+async def _pull(client: qmq.Client) -> int:
+    """Join the group of everything, pull, acknowledge and leave."""
+    async with client.subscribe("", group="group-00000") as consumer:
+        batch = await consumer.pull_batch(10_000, timeout=5)
+        await batch.ack()
+        return len(batch)
+
+
+async def _come_and_go(url: str, consumers: int) -> int:
+    """Have a client with many consumers come, and end without a word to them."""
+    async with qmq.connect(url) as client:
+        several = [client.subscribe(f"family{n % 10}.{n}", group=f"group-{n:05}") for n in range(10, 10 + consumers)]
+        for first in range(0, consumers, 100):
+            await asyncio.gather(*(one.__aenter__() for one in several[first : first + 100]))
+    return consumers
+
+
+def calls(client: qmq.Client, url: str, pid: int, directory: Path) -> dict[str, Call]:
     """Return the calls by name, in the order in which to make them: the last ones delete things."""
     link = client._brokers.links[0]
     do = AdminOfOne(link).do
@@ -202,8 +244,10 @@ def calls(client: qmq.Client) -> dict[str, Call]:
     def resend(**fields: object) -> Call:
         return lambda: admin.resend(**fields)  # type: ignore[arg-type]
 
-    since = datetime.now(UTC) - timedelta(hours=1)
+    since = datetime.now(UTC) - timedelta(days=1)  # all that is stored
     return {
+        "first checkpoint": lambda: _checkpoint(client, pid, directory),
+        "look at names": lambda: _look_at_names(pid),
         "first info": admin.info,
         "first stats": admin.stats,
         "first groups": admin.groups,
@@ -234,17 +278,20 @@ def calls(client: qmq.Client) -> dict[str, Call]:
         "redrive": lambda: admin.redrive("dead", all=True),
         "delete_dead": lambda: admin.delete_dead("dead", all=True),
         "roll": admin.roll,
+        "pull of ''": lambda: _pull(client),
+        "1,000 consumers come and go": lambda: _come_and_go(url, 1_000),
+        "checkpoint": lambda: _checkpoint(client, pid, directory),
         "delete_group ''": lambda: admin.delete_group("group-00000"),
         "delete_group broadcast": lambda: admin.delete_group("broadcast"),
     }
 
 
-async def measure(url: str, beats: mmap.mmap, only: str) -> None:
+async def measure(url: str, pid: int, directory: Path, beats: mmap.mmap, only: str) -> None:
     """Make all calls, and print what the broker's loop says of each."""
     print(f"{'call':28} {'s':>7} {'longest ms':>11} {'second':>8} {'over 20 ms':>11}  answer", flush=True)
     async with qmq.connect(url, admin_timeout=600) as client:
         await client.admin.rights()
-        for name, call in calls(client).items():
+        for name, call in calls(client, url, pid, directory).items():
             if not any(part in name for part in only.split(",")):
                 continue
             await asyncio.sleep(0.3)  # what the call before has left to do
@@ -281,7 +328,7 @@ def main() -> None:
         directory = sizes.directory or Path(temporary) / "data"
         is_new = not directory.exists()
         if is_new:
-            with _broker(directory, Path(temporary) / "beats") as (url, _):
+            with _broker(directory, Path(temporary) / "beats") as (url, *_):
                 began = time.perf_counter()
                 asyncio.run(fill(url, sizes))
                 print(f"made in {time.perf_counter() - began:.0f} s", flush=True)
@@ -289,13 +336,13 @@ def main() -> None:
         if sizes.directory is not None:  # calls change what is kept
             measured = Path(temporary) / "copy"
             shutil.copytree(directory, measured, ignore=shutil.ignore_patterns("ping"))  # a socket
-        with _broker(measured, Path(temporary) / "beats", shows_stacks=sizes.stacks) as (url, beats):
-            asyncio.run(measure(url, beats, sizes.only))
+        with _broker(measured, Path(temporary) / "beats", shows_stacks=sizes.stacks) as (url, pid, beats):
+            asyncio.run(measure(url, pid, measured, beats, sizes.only))
 
 
 @contextmanager
-def _broker(directory: Path, beats: Path, *, shows_stacks: bool = False) -> Iterator[tuple[str, mmap.mmap]]:
-    """A broker in a process of its own; gives its url, and the file of its beats."""
+def _broker(directory: Path, beats: Path, *, shows_stacks: bool = False) -> Iterator[tuple[str, int, mmap.mmap]]:
+    """A broker in a process of its own; gives its url, its process id, and the file of its beats."""
     beats.write_bytes(bytes(_BEATS.size))
     command = [sys.executable, "-m", "bench.admin_turns", "--serve", str(directory), str(beats)]
     command += ["--stacks"] if shows_stacks else []
@@ -306,7 +353,7 @@ def _broker(directory: Path, beats: Path, *, shows_stacks: bool = False) -> Iter
     ):
         assert process.stdout is not None
         try:
-            yield process.stdout.readline().strip(), mapped
+            yield process.stdout.readline().strip(), process.pid, mapped
         finally:
             process.terminate()
 
