@@ -117,6 +117,7 @@ class Checkpointer:
         try:
             await self.worker.run(self._store.check_there)
             await in_turns(self._broker.prepare_checkpoint())
+            await asyncio.sleep(0)  # what follows is a turn of its own
             changes, now = self._changes(), self._clock()
             checkpoint = self._store.begin_checkpoint(self._broker.checkpoint_state(now), now.wall_us)
             try:

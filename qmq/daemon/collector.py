@@ -13,7 +13,9 @@ from collections.abc import Callable
 from typing import Any, Final
 
 #: A full collection that takes longer is the last one that visits what it leaves.
-LONG_S: Final = 0.005
+LONG_S: Final = 0.002
+#: A full collection may come after so many of the middle generation: about 10,000 new objects later.
+_MIDDLE: Final = 1
 _FULL: Final = 2
 
 
@@ -27,8 +29,11 @@ class CollectorBound:
 
     def begin(self) -> None:
         """Collect and freeze what there is, and bound collections from now on."""
+        young, middle, _ = gc.get_threshold()
+        gc.set_threshold(young, middle, _MIDDLE)
         gc.collect()
         self._freeze()
+        gc.collect()  # the next full one comes once a quarter as many objects are new as this one has visited
         if self.heard not in gc.callbacks:
             gc.callbacks.append(self.heard)
 

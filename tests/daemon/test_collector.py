@@ -21,6 +21,7 @@ def test_what_a_long_full_collection_leaves_is_frozen(generation: int, took_s: f
 
 
 def test_state_that_grows_is_visited_no_more() -> None:
+    before = gc.get_threshold()
     bound = CollectorBound(iter(range(100)).__next__)  # each collection takes a second
     bound.begin()
     try:
@@ -30,4 +31,5 @@ def test_state_that_grows_is_visited_no_more() -> None:
     finally:
         bound.end()
         gc.unfreeze()
+        gc.set_threshold(*before)
     assert bound.heard not in gc.callbacks
