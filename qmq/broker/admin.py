@@ -22,6 +22,7 @@ from qmq.broker.groups.message_ranges import RunPart, parts_of
 from qmq.broker.groups.name_order import NameOrder
 from qmq.broker.groups.order_slots import OrderSlots
 from qmq.broker.groups.settings import ResolvedSettings, members_of, settings_of, unknown_group
+from qmq.broker.groups.time_starts import TimeStarts
 from qmq.broker.ports.commands import Now
 from qmq.broker.ports.rights import Rights
 from qmq.broker.ports.work import NUMBERS_A_UNIT, Work
@@ -57,11 +58,13 @@ class AdminCommands:
     """The actions of ``client.admin``. Every method takes the fields of a request and returns those of its answer."""
 
     def __init__(
-        self, store: Store, delivery: Delivery, changes: GroupReplay, delayed: Mapping[str, int], order: NameOrder
-    ) -> None:
+        self, store: Store, delivery: Delivery, changes: GroupReplay, delayed: Mapping[str, int], order: NameOrder,
+        times: TimeStarts,
+    ) -> None:  # fmt: skip
         """*delayed* is the number of delayed messages by subject."""
         self._store = store
         self._order = order
+        self._times = times
         self._delivery = delivery
         self._changes = changes
         self._delayed = delayed
@@ -143,7 +146,7 @@ class AdminCommands:
         self, group: Group, ledger: Ledger, delayed: Mapping[str, int], rights: Rights | None, *, details: bool
     ) -> Work[Fields]:
         """Return the row of a group; *delayed* is by prefix. The *details* of its blocked slots take reads."""
-        found = yield from ready(self._store, group, self._order)
+        found = yield from ready(self._store, group, self._order, self._times)
         oldest = yield from oldest_us(self._store, group)
         yield _GROUP_WORK
         blocked = (with_details if details else blocked_slots)(self._store, group)
@@ -184,7 +187,7 @@ class AdminCommands:
 
     def _waiting(self, fields: Fields, now: Now, rights: Rights | None) -> Work[Fields]:
         group, first = self._group(fields)[0], _whole(fields, "after", 0)
-        rows, after = yield from waiting(self._store, group, first, MOST_ROWS)
+        rows, after = yield from waiting(self._store, group, self._times, first, MOST_ROWS)
         return {"rows": [row._asdict() for row in rows if _may_show(rights, row.subject)], "after": after}
 
     # --- changes -----------------------------------------------------------------------------------------------------

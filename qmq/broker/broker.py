@@ -28,6 +28,7 @@ from qmq.broker.find.trace.traces import Traces
 from qmq.broker.groups.group import Group
 from qmq.broker.groups.membership import Broadcasts
 from qmq.broker.groups.name_order import NameOrder
+from qmq.broker.groups.time_starts import TimeStarts
 from qmq.broker.groups.untaken import UntakenNames
 from qmq.broker.journal.write_gate import WriteGate
 from qmq.broker.log_reads import LogReads
@@ -419,8 +420,8 @@ class Broker:
         self._restores = Restores(store, self._delivery, self._intake, self._effects)
         self._records = WriteGate(store, self._effects)
         self._changes = GroupReplay(store, self._delivery)
-        order = NameOrder(store.subjects)
-        self._admin = AdminCommands(store, self._delivery, self._changes, self._delaying.counts, order)
+        order, times = NameOrder(store.subjects), TimeStarts(store)
+        self._admin = AdminCommands(store, self._delivery, self._changes, self._delaying.counts, order, times)
         self._redriving = Redriving(
             self._delivery.tracker.ledgers, self._delivery.tracker.look, self._delivery.durable, self._effects
         )
@@ -429,10 +430,10 @@ class Broker:
         subscriptions = self._delivery.subscriptions
         #: The names whose messages nobody takes; the daemon looks now and then.
         self.untaken = UntakenNames(
-            store, subscriptions.groups, lambda: subscriptions.by_number.values(), order
+            store, subscriptions.groups, lambda: subscriptions.by_number.values(), order, times
         )  # fmt: skip
         self._statistics = BrokerStatistics(
-            store, subscriptions.groups, self._delivery.tracker.ended, order, self._delaying.counts,
+            store, subscriptions.groups, self._delivery.tracker.ended, order, times, self._delaying.counts,
             self._state_in_short,
         )  # fmt: skip
         self._idle_subjects = IdleSubjectsForgetting(

@@ -25,6 +25,7 @@ from qmq.broker.groups.lag import ready as count_ready
 from qmq.broker.groups.member import Member
 from qmq.broker.groups.message_ranges import RunPart, parts_of
 from qmq.broker.groups.name_order import NameOrder
+from qmq.broker.groups.time_starts import TimeStarts
 from qmq.broker.journal.record_types import MessageRange
 from qmq.broker.ports.commands import Now
 from qmq.broker.ports.work import NUMBERS_A_UNIT, PIECE, Work, whole
@@ -170,10 +171,11 @@ def _longer(column: npt.NDArray[Any], room: int) -> npt.NDArray[Any]:
 class GroupStatistics:
     """The rows of groups."""
 
-    def __init__(self, store: Store, order: NameOrder, delayed: Mapping[str, int]) -> None:
+    def __init__(self, store: Store, order: NameOrder, times: TimeStarts, delayed: Mapping[str, int]) -> None:
         """*delayed* is the number of delayed messages by subject."""
         self._store = store
         self._order = order
+        self._times = times
         self._delayed = delayed
         self._known: dict[int, _KnownRow] = {}  # by the number of the ledger
         self._oldest: dict[tuple[int, int], tuple[int, int]] = {}  # by ledger and consumer: ack floor, stored at
@@ -271,7 +273,7 @@ class GroupStatistics:
         some of which still wait.
         """
         store = self._store
-        ready, exact = yield from count_ready(store, group, self._order)
+        ready, exact = yield from count_ready(store, group, self._order, self._times)
         oldest = (yield from oldest_us(store, group)) if ready else None
         yield _ROW_WORK
         in_flight, since_us, held_since_us, held_us, last_pull_us = 0, None, None, None, None
@@ -395,7 +397,7 @@ class BrokerStatistics:
     """Answers the action stats, but for what only the daemon knows."""
 
     def __init__(
-        self, store: Store, groups: Mapping[str, Group], ended: GroupCounts, order: NameOrder,
+        self, store: Store, groups: Mapping[str, Group], ended: GroupCounts, order: NameOrder, times: TimeStarts,
         delayed: Mapping[str, int], state: Callable[[], Fields],
     ) -> None:  # fmt: skip
         """*groups* are by name, *ended* has the counts of those that were deleted. *delayed* is the number of delayed
@@ -407,7 +409,7 @@ class BrokerStatistics:
         self._delayed = delayed
         #: The sums over subjects.
         self.families = SubjectFamilies(store)
-        self._rows = GroupStatistics(store, order, delayed)
+        self._rows = GroupStatistics(store, order, times, delayed)
         self._ended = ended
         self._begin = [part.message_log.end for part in store.partitions]
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
+from qmq.broker.groups.group import Subscription
 from qmq.broker.groups.untaken import UNTAKEN_US
 from qmq.broker.ports.access import ACTIONS
 from qmq.broker.ports.commands import Administer, Disconnected, DispositionRange, HandBack, ListSubjects, Subscribe
@@ -170,6 +171,31 @@ def test_a_resend_to_all_groups_looks_for_each_at_what_it_follows(tmp_path: Path
     assert answer.fields["looked"] == 2 * SUBJECTS // 5 + GROUPS // 5 - 1
     assert max(turns) < MOST_OPCODES
     assert sum(turns) < 50 * GROUPS * SUBJECTS // 5, "no group looks at each subject"
+    driven.close()
+
+
+def test_a_time_is_looked_up_once_for_all_groups_that_start_then(tmp_path: Path) -> None:
+    driven = filled(tmp_path)
+    for action, fields in (("set_group", {"follows": ["a3."]}), ("seek_group", {"to": ["time", driven.now.wall_us]})):
+        driven.do_whole(Administer(9, driven.request(), action, {"group": "all", **fields}))
+    driven.do(driven.send_command({f"a3.{number}": [b"y"] for number in range(3, SUBJECTS, 10)}))
+    turns, said = turns_of(driven, Administer(9, driven.request(), "groups", {"group": "all"}))
+    (answer,) = (effect for effect in said if isinstance(effect, Administered))
+    assert len(answer.fields["rows"]) == MEMBERS
+    assert {(row["ready"], row["ready_exact"]) for row in answer.fields["rows"]} == {(3 * SUBJECTS // 10, True)}
+    assert max(turns) < MOST_OPCODES
+    assert sum(turns) < 20 * MEMBERS * SUBJECTS // 5, "a look-up of each subject takes hundreds"
+    driven.close()
+
+
+def test_the_subscriptions_of_a_group_are_known(tmp_path: Path) -> None:
+    driven = filled(tmp_path)
+    subscriptions = driven.broker._delivery.subscriptions
+    group, found = driven.broker.groups["g1"], list[Subscription]()
+    assert Opcodes().of(lambda: found.extend(subscriptions.of(group))) < 100
+    assert [one.consumer for one in found] == ["c"]
+    driven.do(Disconnected(1))
+    assert subscriptions.of(group) == []
     driven.close()
 
 

@@ -159,6 +159,12 @@ OF_OPERATION: Final = (
         ("tests/daemon/test_collector.py",),
     ),
     Mutant(
+        "read the rows since a start once for all groups",
+        "lag:_cursors",
+        never("known is not None"),
+        ("tests/broker/test_admin_turns.py",),
+    ),
+    Mutant(
         "report a name that nobody takes once",
         "UntakenNames.look",
         always("(code, name) not in self._known"),

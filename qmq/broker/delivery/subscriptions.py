@@ -101,6 +101,7 @@ class Subscriptions:
         mine.add(number)
         subscription = Subscription(number, command.connection, command.consumer, group, filters, asked)
         self.by_number[command.connection, number] = subscription
+        group.subscriptions[command.connection, number] = subscription
         if command.group is not None and command.nonce:
             subscription.name = command.connection, command.group, command.consumer, command.nonce
             self._by_name[subscription.name] = subscription
@@ -216,7 +217,7 @@ class Subscriptions:
 
     def of(self, group: Group) -> list[Subscription]:
         """Return the subscriptions of a group."""
-        return [subscription for subscription in self.by_number.values() if subscription.group is group]
+        return list(group.subscriptions.values())
 
     def of_connection(self, connection: int) -> list[Subscription]:
         """Return the subscriptions of a connection."""
@@ -265,6 +266,7 @@ class Subscriptions:
         if subscription.name is not None and self._by_name.get(subscription.name) is subscription:
             del self._by_name[subscription.name]
         group = subscription.group
+        del group.subscriptions[subscription.connection, subscription.number]
         if group.name is None:
             for subject_filter in subscription.filters:
                 self._arrivals.unwatch(subject_filter)

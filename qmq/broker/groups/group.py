@@ -341,6 +341,8 @@ class Group:
         #: Messages that it never gets: dropped by retention, expired (in a group without dead letters), or maybe handed
         #: out before a crash.
         self.skipped = 0
+        #: The subscriptions of its consumers, by connection and number.
+        self.subscriptions: dict[tuple[int, int], Subscription] = {}
         #: Subscriptions of an at_most_once group, whose consumers have no state.
         self.readers = 0
         #: Its prefixes and their starts are on disk when ``Durable.has`` this ticket.

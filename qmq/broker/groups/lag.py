@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from qmq.broker.groups.group import Group, SubjectFilter, is_exact
 from qmq.broker.groups.name_order import NameOrder
+from qmq.broker.groups.time_starts import NOTHING, TimeStarts
 from qmq.broker.ports.work import NUMBERS_A_UNIT, PIECE, Work
 from qmq.errors import StorageError
 from qmq.format.batch import EntryRow
@@ -23,7 +24,9 @@ from qmq.storage.store import NotInMemory, Store
 
 #: A start at a time is looked up in so many subjects without a cursor; in further ones no message counts as ready.
 MOST_LOOKED_UP: Final = 1_000
-#: Starts that are looked up at once, and the work of each.
+#: Above all sequences.
+_TOP: Final = np.iinfo(np.int64).max
+#: Starts that are looked up at once, and the work of each; more are read from all rows since then, where they are few.
 _STARTS: Final = 16
 _START_WORK: Final = 50
 #: The work of looking for the oldest message of a filter.
@@ -60,7 +63,7 @@ class FollowedSubjects(NamedTuple):
     exact: bool
 
 
-def ready(store: Store, group: Group, order: NameOrder) -> Work[ReadyCount]:
+def ready(store: Store, group: Group, order: NameOrder, times: TimeStarts) -> Work[ReadyCount]:
     """Count the messages that no consumer of the group had yet. Gaps in sequences do not count."""
     total = 0
 
@@ -68,23 +71,27 @@ def ready(store: Store, group: Group, order: NameOrder) -> Work[ReadyCount]:
         nonlocal total
         total += store.subjects.messages_of(followed.numbers, followed.starts, followed.ends)
 
-    exact = yield from walk_followed(store, group, order, count)
+    exact = yield from walk_followed(store, group, order, times, count)
     return ReadyCount(total, exact)
 
 
-def has_ready(store: Store, group: Group, subject_filter: SubjectFilter, order: NameOrder) -> Work[bool]:
+def has_ready(
+    store: Store, group: Group, subject_filter: SubjectFilter, order: NameOrder, times: TimeStarts
+) -> Work[bool]:
     """Return whether there are messages of a filter that no consumer of the group had yet; False where that would need
     a read.
     """
     for numbers in _pieces(store, subject_filter, order):
-        followed = yield from _followed(store, group, subject_filter, numbers, _Lookups())
+        followed = yield from _followed(store, group, subject_filter, numbers, times, _Lookups())
         if (followed.starts < followed.ends).any():
             return True
         yield 1 + len(numbers) // NUMBERS_A_UNIT
     return False
 
 
-def waiting(store: Store, group: Group, after: int, most: int) -> Work[tuple[list[SubjectLag], int | None]]:
+def waiting(
+    store: Store, group: Group, times: TimeStarts, after: int, most: int
+) -> Work[tuple[list[SubjectLag], int | None]]:
     """Return lanes of subjects with messages that no consumer of the group had yet, from number *after* on, and the
     number to go on from (None: there are no more).
     """
@@ -97,7 +104,7 @@ def waiting(store: Store, group: Group, after: int, most: int) -> Work[tuple[lis
             yield 1 + (end - window) // NUMBERS_A_UNIT
             if len(numbers):
                 known = lookups.setdefault(subject_filter.prefix, _Lookups())
-                found.append((yield from _followed(store, group, subject_filter, numbers, known)))
+                found.append((yield from _followed(store, group, subject_filter, numbers, times, known)))
         numbers, starts, ends, _ = _joined(found)
         chosen = np.flatnonzero(starts < ends)
         chosen = chosen[np.argsort(numbers[chosen], kind="stable")]
@@ -113,23 +120,28 @@ def waiting(store: Store, group: Group, after: int, most: int) -> Work[tuple[lis
 
 
 def walk_followed(
-    store: Store, group: Group, order: NameOrder, take: Callable[[FollowedSubjects], None]
-) -> Work[bool]:  # fmt: skip
+    store: Store, group: Group, order: NameOrder, times: TimeStarts, take: Callable[[FollowedSubjects], None]
+) -> Work[bool]:
     """Give *take* the subjects that a group follows, each once, piece by piece; return whether all starts are known."""
-    exact, filters, found = True, list(group.filters.values()), list[FollowedSubjects]()
+    exact, filters = True, list(group.filters.values())
     are_apart = len(group.outermost()) == len(filters)
+    below = np.zeros(0 if are_apart else store.subjects.count, np.int64)  # by number: _TOP less the lowest start
     for subject_filter in filters:
         lookups = _Lookups()
         for numbers in _pieces(store, subject_filter, order):
-            followed = yield from _followed(store, group, subject_filter, numbers, lookups)
+            followed = yield from _followed(store, group, subject_filter, numbers, times, lookups)
             exact = exact and followed.exact
             if are_apart:
                 take(followed)
-            else:
-                found.append(followed)
+            else:  # some prefixes lie within others
+                known = numbers < len(below)
+                numbers, starts = numbers[known], followed.starts[known]
+                below[numbers] = np.maximum(below[numbers], _TOP - starts)
             yield 1 + len(numbers) // NUMBERS_A_UNIT
-    if found:  # some prefixes lie within others
-        take(_joined(found))
+    for window in range(0, len(below), PIECE):
+        numbers = window + np.flatnonzero(below[window : window + PIECE])
+        take(FollowedSubjects(numbers, _TOP - below[numbers], store.subjects.ends[numbers].astype(np.int64), exact))
+        yield 1 + PIECE // NUMBERS_A_UNIT
     return exact
 
 
@@ -141,10 +153,11 @@ class _Lookups:
 
 
 def _followed(
-    store: Store, group: Group, subject_filter: SubjectFilter, numbers: npt.NDArray[np.int64], lookups: _Lookups
-) -> Work[FollowedSubjects]:
+    store: Store, group: Group, subject_filter: SubjectFilter, numbers: npt.NDArray[np.int64], times: TimeStarts,
+    lookups: _Lookups,
+) -> Work[FollowedSubjects]:  # fmt: skip
     """Return these subjects with what no consumer of the group had yet, by the start of a filter."""
-    cursors, exact = yield from _cursors(store, group, subject_filter, numbers, lookups)
+    cursors, exact = yield from _cursors(store, group, subject_filter, numbers, times, lookups)
     starts = np.maximum(cursors, store.subjects.firsts[numbers].astype(np.int64))
     return FollowedSubjects(numbers, starts, store.subjects.ends[numbers].astype(np.int64), exact)
 
@@ -174,8 +187,9 @@ def _pieces(store: Store, subject_filter: SubjectFilter, order: NameOrder) -> It
 
 
 def _cursors(
-    store: Store, group: Group, subject_filter: SubjectFilter, numbers: npt.NDArray[np.int64], lookups: _Lookups
-) -> Work[tuple[npt.NDArray[np.int64], bool]]:
+    store: Store, group: Group, subject_filter: SubjectFilter, numbers: npt.NDArray[np.int64], times: TimeStarts,
+    lookups: _Lookups,
+) -> Work[tuple[npt.NDArray[np.int64], bool]]:  # fmt: skip
     """Return the next sequence of each of these subjects, and whether all are known."""
     cursors = group.peek_floor(subject_filter, numbers).astype(np.int64)
     if subject_filter.start.kind != "time":
@@ -183,6 +197,12 @@ def _cursors(
     ends = store.subjects.ends[numbers].astype(np.int64)
     unset = np.flatnonzero((cursors == 0) & (numbers < subject_filter.start.subjects) & (ends > 0))
     cursors[unset] = ends[unset]
+    if len(unset) > _STARTS and (store.leaving is None or subject_filter.begun_behind is not store.leaving):
+        known = yield from times.at(subject_filter.start.value)
+        if known is not None:
+            found = known.of(numbers[unset])
+            cursors[unset] = np.where(found == NOTHING, ends[unset], found)
+            return cursors, True
     exact = len(unset) <= lookups.left
     chosen = unset[: lookups.left].tolist()
     lookups.left -= len(chosen)

@@ -19,6 +19,7 @@ import numpy as np
 from qmq.broker.groups.group import Group, Subscription, is_exact
 from qmq.broker.groups.lag import has_ready
 from qmq.broker.groups.name_order import NameOrder
+from qmq.broker.groups.time_starts import TimeStarts
 from qmq.broker.ports.work import NUMBERS_A_UNIT, Work
 from qmq.format.private import is_private
 from qmq.names import takes
@@ -51,13 +52,14 @@ class UntakenNames:
 
     def __init__(
         self, store: Store, groups: Mapping[str, Group], subscriptions: Callable[[], Iterable[Subscription]],
-        order: NameOrder,
+        order: NameOrder, times: TimeStarts,
     ) -> None:  # fmt: skip
         """*groups* are by name; *subscriptions* returns those of all connected consumers."""
         self._store = store
         self._groups = groups
         self._subscriptions = subscriptions
         self._order = order
+        self._times = times
         self._prefixes = dict[tuple[str, str], int]()  # since when nobody takes the prefix of a group
         self._subjects = np.zeros(0, np.int64)  # since when nobody takes a subject, by number; 0: somebody does
         self._known = set[tuple[str, str]]()
@@ -105,7 +107,7 @@ class UntakenNames:
                 subject_filter = group.filters.get(prefix)
                 if subject_filter is None:
                     continue  # it follows that no more
-                if (yield from has_ready(self._store, group, subject_filter, self._order)):
+                if (yield from has_ready(self._store, group, subject_filter, self._order, self._times)):
                     code = "not_taken" if mine else "no_consumer"
                     found.add(code, f"{name} {prefix}", _not_taken(name, prefix, bool(mine)))
 

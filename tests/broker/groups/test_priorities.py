@@ -9,6 +9,7 @@ import pytest
 from qmq.broker.groups.lag import ready
 from qmq.broker.groups.name_order import NameOrder
 from qmq.broker.groups.priorities import HIGH, LOW, NORMAL, PriorityShare
+from qmq.broker.groups.time_starts import TimeStarts
 from qmq.broker.ports.commands import DispositionRange, HandBack, Subscribe
 from qmq.broker.ports.effects import HandedBack, PulledMessages, Refused, Subscribed
 from qmq.broker.ports.work import whole
@@ -274,7 +275,9 @@ def test_lag_counts_each_priority(tmp_path: Path) -> None:
     for prefixes in (("a.",), ("a.b",)):
         subscription = driven.join(*prefixes)
         driven.put("high 0", "low 0", "normal 0")
-        work = ready(driven.store, driven.broker.groups["g"], NameOrder(driven.store.subjects))
+        work = ready(
+            driven.store, driven.broker.groups["g"], NameOrder(driven.store.subjects), TimeStarts(driven.store)
+        )
         assert whole(work).messages == 3
         assert driven.got(subscription) == ["high 0", "normal 0", "low 0"]
     driven.close()

@@ -8,6 +8,7 @@ import pytest
 
 from qmq.broker.groups.lag import ready, waiting
 from qmq.broker.groups.name_order import NameOrder
+from qmq.broker.groups.time_starts import TimeStarts
 from qmq.broker.ports.commands import Administer, HandOver, ListSubjects, Restore, Send
 from qmq.broker.ports.effects import InfoWanted, Refused, Sent, SubjectList
 from qmq.broker.ports.work import whole
@@ -96,9 +97,9 @@ def test_lists_add_the_lanes_of_a_subject_up(tmp_path: Path) -> None:
     assert isinstance(info, InfoWanted)
     assert info.fields["subjects"] == 2
     group = driven.broker.groups["g"]
-    order = NameOrder(driven.store.subjects)
-    assert whole(ready(driven.store, group, order)) == (6, True)
-    rows, _ = whole(waiting(driven.store, group, 0, 10))
+    order, times = NameOrder(driven.store.subjects), TimeStarts(driven.store)
+    assert whole(ready(driven.store, group, order, times)) == (6, True)
+    rows, _ = whole(waiting(driven.store, group, times, 0, 10))
     assert {(row.subject, row.lane, row.end - row.start) for row in rows} == {
         (name, lane, count) for name, lane, count in EXPECTED
     }
