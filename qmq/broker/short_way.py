@@ -248,9 +248,8 @@ class ShortWay:
             return 0, None
         self._tracker.now = now
         try:
-            start, end = self._tracker.record_pull(subscription, fast.parts, fast.size, fast.passed)
+            start, end = self._tracker.record_pull(subscription, fast.parts, fast.size, fast.messages, fast.apply)
         except InternalError:  # the general way finds out, and says so
-            self._fast_path.take_back(subscription, fast)
             return 0, None
         member.seen_us = now.monotonic_us
         subscription.filters[0].reads.clear()

@@ -160,7 +160,7 @@ OF_ORDER: Final = (
     Mutant(
         "serve others when a pull has too few of its slots",
         "Delivery._serve_waiting",
-        instead("single and found is not None and not has_slots", "single and found is not None"),
+        instead("single and unanswered is not None and not has_slots", "single and unanswered is not None"),
         _WAITING,
     ),
     Mutant(
@@ -200,10 +200,16 @@ OF_ORDER: Final = (
         ("tests/broker/delivery/order/test_order_transfer.py",),
     ),
     Mutant(
-        "take back what a pull that waits for more has chosen",
-        "PullSelection._set",
-        skip("self._undo.append((group.cursors, numbers, cursors[numbers].copy()))"),
-        ("tests/broker/delivery/test_filters.py", "tests/broker/delivery/test_pull.py"),
+        "choose once what a pull that chooses again has chosen",
+        "ChosenCursors.of",
+        never("self._moves"),
+        ("tests/broker/delivery/test_chosen_cursors.py",),
+    ),
+    Mutant(
+        "forget what the choice before has noted",
+        "CursorScratch.begin",
+        skip("self._last += 1"),
+        ("tests/broker/delivery/test_chosen_cursors.py",),
     ),
     Mutant(
         "hand out a slot to its owner alone",
@@ -292,7 +298,7 @@ OF_ORDER: Final = (
     Mutant(
         "serve others when a pull may have nothing of a slot",
         "Delivery._serve_waiting",
-        never("found == 0 and has_slots"),
+        never("has_none and has_slots"),
         _ORDER,
     ),
     Mutant(

@@ -70,7 +70,7 @@ class AtMostOnce:
         return True
 
     def reserve(self, group: Group, ends: BlockEnds, visible: list[int]) -> Reserve:
-        """Begin blocks up to *ends*. The cursors must be those from before the choice that needs the blocks.
+        """Begin blocks up to *ends*, from where the cursors are.
 
         Raises StorageFull, StorageFailed or SyncFailed.
         """
@@ -98,14 +98,19 @@ class AtMostOnce:
                     subject_filter.reserved = end
                     subject_filter.group.dirty = True
 
-    def block_ends(self, group: Group, taken: ChosenByFilter) -> BlockEnds:
-        """Return where new blocks for *taken* messages are to end."""
+    def block_ends(
+        self, group: Group, taken: ChosenByFilter, row_cursors: Callable[[SubjectFilter], list[int]]
+    ) -> BlockEnds:
+        """Return where new blocks for *taken* messages are to end; *row_cursors* are those behind these."""
         assert group.ledger is not None
         size = group.ledger.settings.max_unacked
-        return [(subject_filter, self._block_end(subject_filter, parts, size)) for subject_filter, parts in taken]
+        return [
+            (subject_filter, self._block_end(subject_filter, parts, row_cursors(subject_filter), size))
+            for subject_filter, parts in taken
+        ]
 
-    def _block_end(self, subject_filter: SubjectFilter, parts: MessageParts, block: int) -> int:
-        """Return where a block of about *block* messages ends that contains all *parts*."""
+    def _block_end(self, subject_filter: SubjectFilter, parts: MessageParts, rows: list[int], block: int) -> int:
+        """Return where a block of about *block* messages ends that contains all *parts*, which come before *rows*."""
         need = _need(subject_filter, parts)
         # Where a block was too small for the messages that came during its sync, the next one is twice as large.
         more = min(subject_filter.reserves, _MOST_DOUBLED)
@@ -117,7 +122,7 @@ class AtMostOnce:
         )
         ahead = max(1, block * runs // count)
         ends = []
-        for partition, row in enumerate(subject_filter.row_cursors):
+        for partition, row in enumerate(rows):
             stored_part = self._store.partitions[partition]
             if row + ahead < stored_part.consumer_log.visible_row:
                 try:

@@ -24,20 +24,32 @@ MOST_ROWS: Final = 8
 
 
 class FastAnswer(NamedTuple):
-    """The answer to a pull."""
+    """The answer to a pull. Nothing changes before ``apply``."""
 
     parts: MessageParts
     buffers: list[Buffer]
     size: int
     messages: int
-    #: Messages that the cursors have passed; the cursors from before, by subject; and the row to read next then.
-    passed: int
-    cursors: dict[int, int]
+    subject_filter: SubjectFilter
+    #: The runs, and the row to read next.
+    entries: list[EntryRow]
     row: int
+
+    def apply(self) -> None:
+        """Move the group's cursors behind the messages."""
+        subject_filter = self.subject_filter
+        cursors = subject_filter.group.cursors.upto(0)
+        for entry in self.entries:
+            cursors[entry[3]] = entry[0] + entry[4]
+        if subject_filter.exact:
+            subject_filter.passed = self.row
+        else:
+            subject_filter.row_cursors[0] = self.row
+        subject_filter.group.dirty = True
 
 
 class FastPath:
-    """Takes a few whole batches of a store."""
+    """Chooses a few whole batches of a store."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -45,10 +57,10 @@ class FastPath:
     def take(
         self, subscription: Subscription, max_count: int, max_bytes: int, need: int, now_us: int
     ) -> FastAnswer | None:
-        """Take all messages that are ready for a subscription, or at least half as many as it may have, and move its
-        group's cursors behind them. *now_us* is monotonic time.
+        """Choose all messages that are ready for a subscription, or at least half as many as it may have. *now_us* is
+        monotonic time.
 
-        Return None, with nothing changed, where that is not simple or there are fewer than *need* messages.
+        Return None where that is not simple or there are fewer than *need* messages.
         """
         filters, group, store = subscription.filters, subscription.group, self._store
         subject_filter, ledger = filters[0], group.ledger
@@ -79,19 +91,8 @@ class FastPath:
             return None
         if is_backlog:
             end = start + entries.index(wanted[-1]) + 1
-        passed, before = self._pass(subject_filter, wanted, end)
         parts: MessageParts = [RunPart(0, entry, 0, entry[4]) for entry in wanted]
-        return FastAnswer(parts, buffers, size, count, passed, before, start)
-
-    def take_back(self, subscription: Subscription, answer: FastAnswer) -> None:
-        """Put the cursors back to where they were before *answer*."""
-        subject_filter = subscription.filters[0]
-        for subject, cursor in answer.cursors.items():
-            subject_filter.group.cursors.known[subject] = cursor
-        if subject_filter.exact:
-            subject_filter.passed = answer.row
-        else:
-            subject_filter.row_cursors[0] = answer.row
+        return FastAnswer(parts, buffers, size, count, subject_filter, wanted, end)
 
     def _first_entries(self, start: int) -> list[EntryRow]:
         """Return MOST_ROWS entries from row *start* on, if more follow; none where that is not simple, as where
@@ -140,24 +141,6 @@ class FastPath:
             expected = first + entry[4]
             wanted.append(entry)
         return wanted
-
-    def _pass(
-        self, subject_filter: SubjectFilter, entries: list[EntryRow], end: int
-    ) -> tuple[int, dict[int, int]]:  # fmt: skip
-        """Move the group's cursors behind the entries; return how many messages they pass, and the cursors before."""
-        group, passed, before = subject_filter.group, 0, dict[int, int]()
-        cursors = group.cursors.upto(0)
-        for entry in entries:
-            first, subject, count = entry[0], entry[3], entry[4]
-            before.setdefault(subject, cursors.item(subject))
-            cursors[subject] = first + count
-            passed += count
-        if subject_filter.exact:
-            subject_filter.passed = end
-        else:
-            subject_filter.row_cursors[0] = end
-        group.dirty = True
-        return passed, before
 
     def _buffers(self, entries: list[EntryRow], size: int) -> list[Buffer]:
         """Return the batches as they lie, as one slice where nothing lies between."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from qmq.broker.delivery.at_most_once import AtMostOnce, OnDiskWaits, Reserve
 from qmq.broker.delivery.read_waits import DeferredCommand, ReadWaits
-from qmq.broker.delivery.serve import BLOCKED, PullServer, blocking_reads
+from qmq.broker.delivery.serve import PullServer, blocking_reads
 from qmq.broker.delivery.subscriptions import Subscriptions
 from qmq.broker.delivery.tracker import DeliveryTracker
 from qmq.broker.delivery.wakeups import Arrivals, WaitingPulls
@@ -308,17 +308,18 @@ class Delivery:
             single = len(waiting.subscription.filters) == 1
             if single and ready is not None and ready < self._server.need(waiting.pull):
                 continue
-            found = self._server.serve(waiting, final=False)
-            if found == BLOCKED:
+            unanswered = self._server.serve(waiting, final=False)
+            if unanswered is not None and unanswered.is_blocked:
                 continue
+            has_none = unanswered is not None and not unanswered.ready
             base = subject_filter.base or subject_filter
             has_slots = LANE_ORDERED in base.lanes  # others may have more of these
-            if found == 0 and has_slots:
+            if has_none and has_slots:
                 continue
-            if found == 0 or not self._has_more(subject_filter):
+            if has_none or not self._has_more(subject_filter):
                 return
-            if single and found is not None and not has_slots:
-                ready = found
+            if single and unanswered is not None and not has_slots:
+                ready = unanswered.ready
 
     def _has_more(self, subject_filter: SubjectFilter) -> bool:
         ledger = subject_filter.group.ledger

@@ -4,30 +4,32 @@ The choice goes by entries of the consumer log (one a run) and ends at the end o
 are handled as tuples, many as numpy columns. The bytes of messages are not read, but for tags, expiries and runs that
 are cut.
 
-A message is looked at once: where its tags or its expiry count, that decides whether the pull gets it, before any
-cursor moves behind it. So a cursor passes nothing of which the choice does not say what becomes of it.
+A choice changes nothing: it says what becomes of each message and where the cursors are then, and ``apply`` moves them
+there when the pull is recorded. A message is looked at once: where its tags or its expiry count, that decides whether
+the pull gets it. So a cursor passes nothing of which the choice does not say what becomes of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from qmq.broker.delivery.at_most_once import OnDiskWaits
+from qmq.broker.delivery.chosen_cursors import ChosenCursors, CursorScratch
 from qmq.broker.delivery.encode import FEW_ROWS, PIECE_BYTES, answer_bytes, entry_bytes, parts_of_rows, piece_bytes
 from qmq.broker.delivery.filters import EXPIRED, FILTERED, MATCHED, MessageFilter, StateRange
 from qmq.broker.delivery.order.scan import OrderedScan
 from qmq.broker.delivery.tracker import DeliveryTracker, LeftOut
-from qmq.broker.groups.group import Cursors, Group, SubjectFilter, Subscription, Waiting
+from qmq.broker.groups.group import Group, SubjectFilter, Subscription, Waiting
 from qmq.broker.groups.member import Member
 from qmq.broker.groups.message_ranges import MessageParts, Rows, RunPart, WholeRuns, chosen_of
 from qmq.broker.groups.priorities import HIGH, LOW, NORMAL, RANKS, rank_of
 from qmq.broker.groups.settings import ResolvedSettings
 from qmq.broker.ports.limits import BrokerLimits
-from qmq.errors import InternalError, QmqError, StorageError
+from qmq.errors import QmqError, StorageError
 from qmq.format.batch import COLUMN_BYTES, EntryRow
 from qmq.format.layout import ENTRY_HAS_SOURCE, LANE_ORDERED
 from qmq.format.pieces import StoredBatch
@@ -50,14 +52,15 @@ MOST_RUNS_READ: Final = 1 << 13
 
 
 class PullSelection:
-    """The messages chosen for one pull. Choosing moves the group's cursors; ``take_back`` restores them."""
+    """The messages chosen for one pull of a group. Nothing changes before ``apply``."""
 
     def __init__(
-        self, store: Store, max_count: int, max_bytes: int, need: int, now_us: int | None = None,
-        message_filter: MessageFilter | None = None,
+        self, store: Store, group: Group, max_count: int, max_bytes: int, need: int, now_us: int | None = None,
+        message_filter: MessageFilter | None = None, scratch: CursorScratch | None = None,
     ) -> None:  # fmt: skip
-        """*now_us* is monotonic time. Without a filter all messages match."""
+        """*now_us* is monotonic time. Without a filter all messages match. *scratch* is for one choice at a time."""
         self._store = store
+        self._group = group
         self._max_count = max_count
         self._max_bytes = max_bytes
         self._now_us = now_us
@@ -84,8 +87,11 @@ class PullSelection:
         self._sizes: npt.NDArray[np.int64] = np.zeros(0, np.int64)
         self._begun: list[tuple[SubjectFilter, int]] = []
         self._marked = store.marked()
-        self._undo: list[tuple[Cursors, Any, Any]] = []
-        self._undo_cursors: list[tuple[SubjectFilter, list[int]]] = []
+        #: The cursors, and of the filters that were chosen from the row cursors, scans and ``passed``, as they will be.
+        self.cursors = ChosenCursors(group.cursors, scratch or CursorScratch())
+        self._row_cursors: dict[SubjectFilter, list[int]] = {}
+        self._scans: dict[SubjectFilter, OrderedScan] = {}
+        self._passed_exact: dict[SubjectFilter, int] = {}
         self.full = False
         #: Whether more messages are ready, but not on disk.
         self.awaits_sync = False
@@ -101,8 +107,6 @@ class PullSelection:
         #: Slots that the consumer may have were left to others.
         self.left_slots = False
         self._least = need
-        self.choosers: dict[OrderedScan, Any] = {}
-        self._undo_scans: list[tuple[OrderedScan, Any]] = []
         #: How many messages of each rank were chosen, where filters are chosen from by priority; else all 0.
         self.by_rank = [0] * RANKS
         #: The rank of the retries that the pull gets instead of new messages, and the most of them.
@@ -148,7 +152,6 @@ class PullSelection:
         if subject_filter.exact:
             self._take_exact(subject_filter)
             return
-        self._undo_cursors.append((subject_filter, list(subject_filter.row_cursors)))
         if subject_filter.kind == LANE_ORDERED:
             self._take_ordered(subject_filter)
         elif len(subject_filter.row_cursors) == 1:
@@ -157,13 +160,14 @@ class PullSelection:
             self._take_at_cursors(subject_filter)
 
     def _take_ordered(self, subject_filter: SubjectFilter) -> None:
-        ledger, consumer = subject_filter.group.ledger, self.consumer
+        ledger, consumer = self._group.ledger, self.consumer
         if ledger is None or ledger.order is None or consumer is None:
             return
-        scan = subject_filter.scan
-        if not isinstance(scan, OrderedScan):
-            scan = subject_filter.scan = OrderedScan(subject_filter, self._store)
-        self._undo_scans.append((scan, scan.mark()))
+        scan = self._scans.get(subject_filter)
+        if scan is None:
+            known = subject_filter.scan
+            scan = known.copy() if isinstance(known, OrderedScan) else OrderedScan(subject_filter, self._store)
+            self._scans[subject_filter] = scan
         scan.take(self, ledger.order, consumer.number, ledger.consumers_there())
 
     def take_rows(self, subject_filter: SubjectFilter, partitions: npt.NDArray[np.int64], rows: Rows) -> int:
@@ -201,10 +205,10 @@ class PullSelection:
         if subject_filter.exact:
             number = subject_filter.subject(store)
             assert number is not None
-            parts = store.subject_rows(number, int(subject_filter.group.cursors.upto(number + 1)[number]), AHEAD_ROWS)
+            parts = store.subject_rows(number, self.cursors.get(number), AHEAD_ROWS)
             rows = next(rows for where, rows in parts if where == partition)
         else:
-            rows = part.consumer_log.rows(subject_filter.row_cursors[partition], CHUNK_ROWS)
+            rows = part.consumer_log.rows(self.row_cursors(subject_filter)[partition], CHUNK_ROWS)
             matches = subject_filter.matches(store)
             index = None if matches is None else np.flatnonzero(matches[rows["subject"]])
             rows, _, _ = self._unhandled(subject_filter, rows, index)
@@ -222,23 +226,28 @@ class PullSelection:
             if end > start
         ]
 
-    def keep(self) -> None:
-        """Forget how to take the choice back: it is recorded."""
-        self._undo.clear()
-        self._undo_cursors.clear()
-        self._undo_scans.clear()
+    def row_cursors(self, subject_filter: SubjectFilter) -> list[int]:
+        """Return the row cursors of a filter, as they will be."""
+        known = self._row_cursors.get(subject_filter)
+        if known is None:
+            known = self._row_cursors[subject_filter] = list(subject_filter.row_cursors)
+        return known
 
-    def take_back(self) -> None:
-        """Put the cursors back to where they were before the choice."""
-        for cursors, numbers, old in reversed(self._undo):
-            cursors.upto(0)[numbers] = old
-        for subject_filter, row_cursors in reversed(self._undo_cursors):
-            subject_filter.row_cursors[:] = row_cursors
-        for scan, mark in reversed(self._undo_scans):
-            scan.take_back(mark)
+    def apply(self) -> None:
+        """Move the group's cursors behind all that was chosen or passed."""
+        self.cursors.apply()
+        for subject_filter, rows in self._row_cursors.items():
+            subject_filter.row_cursors[:] = rows
+        for subject_filter, scan in self._scans.items():
+            subject_filter.scan = scan
+            subject_filter.row_cursors[:] = scan.row_cursors
+        for subject_filter, row in self._passed_exact.items():
+            subject_filter.passed = row
+        if self.passed:
+            self._group.dirty = True
 
     def _take_at_cursor(self, subject_filter: SubjectFilter) -> None:
-        store, row_cursors = self._store, subject_filter.row_cursors
+        store, row_cursors = self._store, self.row_cursors(subject_filter)
         chunk = FIRST_CHUNK_ROWS
         while not self.full:
             row = row_cursors[0]
@@ -258,7 +267,7 @@ class PullSelection:
 
     def _take_at_cursors(self, subject_filter: SubjectFilter) -> None:
         """Choose from several partitions, merged by stamp: the order in which batches were appended."""
-        store, row_cursors = self._store, subject_filter.row_cursors
+        store, row_cursors = self._store, self.row_cursors(subject_filter)
         chunk = FIRST_CHUNK_ROWS
         while not self.full:
             heads, numbers, limit = [], [], np.uint64(2**64 - 1)
@@ -307,19 +316,19 @@ class PullSelection:
         number = subject_filter.subject(self._store)
         if number is None:
             return
-        group = subject_filter.group
-        cursors = group.cursors.upto(number + 1)
-        cursor = group.cursor(self._store, subject_filter, number)
-        if cursor is None:
-            return
-        if cursor != int(cursors[number]):
-            self._set(group, number, cursor, 0)  # the group begins there
+        cursors = self.cursors
+        if not cursors.get(number):
+            cursor = self._group.cursor(self._store, subject_filter, number)
+            if cursor is None:
+                return
+            if cursor:
+                cursors.move(number, cursor)  # the group begins there
         for partition, entry in subject_filter.arrived:
-            if entry[0] > int(cursors[number]) or not self._take_entry(subject_filter, partition, entry):
+            if entry[0] > cursors.get(number) or not self._take_entry(subject_filter, partition, entry):
                 break  # the subject has an earlier row, or the pull is full
         chunk = FEW_ROWS
-        while not self.full and int(cursors[number]) < int(self._store.subjects.ends[number]):
-            parts = self._store.subject_rows(number, int(cursors[number]), chunk)
+        while not self.full and cursors.get(number) < int(self._store.subjects.ends[number]):
+            parts = self._store.subject_rows(number, cursors.get(number), chunk)
             for partition, rows in parts:
                 if len(rows) > FEW_ROWS:
                     if self._take_rows(subject_filter, np.full(len(rows), partition, np.int64), rows) < len(rows):
@@ -331,7 +340,7 @@ class PullSelection:
                 break
             chunk = min(chunk * 16, CHUNK_ROWS)
         if not self.full:
-            subject_filter.passed = self._store.partitions[0].consumer_log.visible_row
+            self._passed_exact[subject_filter] = self._store.partitions[0].consumer_log.visible_row
 
     def _take_entry(self, subject_filter: SubjectFilter, partition: int, entry: EntryRow) -> bool:
         """Choose from one row; return True when none of its messages is left."""
@@ -340,9 +349,7 @@ class PullSelection:
         matches = None if subject_filter.exact else subject_filter.matches(self._store)
         if matches is not None and not matches[number]:
             return True
-        group = subject_filter.group
-        cursors = group.cursors.upto(number + 1)
-        cursor = int(cursors[number])
+        cursor = self.cursors.get(number)
         if not cursor and subject_filter.start.kind == "sequence" and number < subject_filter.start.subjects:
             cursor = subject_filter.start.value
         start = cursor - first if cursor > first else 0
@@ -353,22 +360,23 @@ class PullSelection:
             return False
         part = RunPart(partition, entry, start, count)
         if self._filter is not None and self._filter.decides(entry[8]):
-            return self._take_by_state(group, [part]) == 1
-        return self._take_run(group, part)
+            return self._take_by_state([part]) == 1
+        return self._take_run(part)
 
-    def _take_run(self, group: Group, part: RunPart) -> bool:
+    def _take_run(self, part: RunPart) -> bool:
         """Choose messages of one run, in memory; return True when all of them are chosen."""
         partition, entry, start, stop = part
         count = stop - start
         size = entry_bytes(entry) + piece_bytes(entry) * self._marks(partition, entry)
         if count <= self._max_count - self.count and size <= self._max_bytes - self._bytes:
             self.parts.append(part)
-            self._set(group, entry[3], entry[0] + stop, count)
-            self._add(group, count, size)
+            self.passed += count
+            self.cursors.move(entry[3], entry[0] + stop)
+            self._add(count, size)
             return True
         self.full = True
         if self.count < self._need:
-            self._cut(group, part)
+            self._cut(part)
         return False
 
     def _take_rows(self, subject_filter: SubjectFilter, partitions: npt.NDArray[np.int64], rows: Rows) -> int:
@@ -383,14 +391,14 @@ class PullSelection:
         if not len(rows):
             return asked
         if self._filter is not None and self._filter.decides_any(rows["flags"]):
-            taken = self._take_rows_by_state(subject_filter.group, partitions, index, rows, starts)
+            taken = self._take_rows_by_state(partitions, index, rows, starts)
         else:
             is_short = index is not None and asked != len(rows)
-            taken = self._take_fitting(subject_filter.group, partitions, index, rows, starts, is_short=is_short)
+            taken = self._take_fitting(partitions, index, rows, starts, is_short=is_short)
         return asked if taken == len(rows) else _at(index, taken)
 
     def _take_fitting(
-        self, group: Group, partitions: npt.NDArray[np.int64], index: npt.NDArray[np.intp] | None, rows: Rows,
+        self, partitions: npt.NDArray[np.int64], index: npt.NDArray[np.intp] | None, rows: Rows,
         starts: npt.NDArray[np.int64] | None, *, is_short: bool = False,
     ) -> int:  # fmt: skip
         """Choose from rows as many as fit; return how many have no messages left. With *is_short* others were left out
@@ -411,8 +419,8 @@ class PullSelection:
         if ready:
             skipped = None if starts is None else starts[:ready]
             total = int(totals[ready - 1])
-            self._take_whole(group, _row_partitions(partitions, index, ready), rows[:ready], skipped, total)
-            self._add(group, total, int(sizes[ready - 1]))
+            self._take_whole(_row_partitions(partitions, index, ready), rows[:ready], skipped, total)
+            self._add(total, int(sizes[ready - 1]))
         if ready == len(rows):
             return ready
         self.full = True
@@ -421,7 +429,7 @@ class PullSelection:
             entry = rows[fits].item()
             if self._store.partitions[partition].page_cache.has(entry[1], entry[10], self._now_us):
                 start = 0 if starts is None else int(starts[fits])
-                self._cut(group, RunPart(partition, entry, start, entry[4]))
+                self._cut(RunPart(partition, entry, start, entry[4]))
             else:
                 self._cold = partition
         return ready
@@ -429,7 +437,7 @@ class PullSelection:
     # --- tags and expiry ---------------------------------------------------------------------------------------------
 
     def _take_rows_by_state(
-        self, group: Group, partitions: npt.NDArray[np.int64], index: npt.NDArray[np.intp] | None, rows: Rows,
+        self, partitions: npt.NDArray[np.int64], index: npt.NDArray[np.intp] | None, rows: Rows,
         starts: npt.NDArray[np.int64] | None,
     ) -> int:  # fmt: skip
         """Choose from rows whose tags or expiries count; return how many have no messages left."""
@@ -439,13 +447,13 @@ class PullSelection:
         if ready:
             skipped = None if starts is None else starts[:ready]
             row_partitions = _row_partitions(partitions, index, ready)
-            taken = self._take_by_state(group, parts_of_rows(row_partitions, rows[:ready], skipped))
+            taken = self._take_by_state(parts_of_rows(row_partitions, rows[:ready], skipped))
         if taken == ready < len(rows) and not self.full:
             self._cold = cold
         self.full = self.full or taken < len(rows)
         return taken
 
-    def _take_by_state(self, group: Group, candidates: Iterable[RunPart | WholeRuns]) -> int:
+    def _take_by_state(self, candidates: Iterable[RunPart | WholeRuns]) -> int:
         """Choose from messages by their states, in order, until the pull is full; return how many of their runs have no
         messages left.
         """
@@ -454,7 +462,7 @@ class PullSelection:
         for candidate in candidates:
             passed = MessageParts()
             for state_range in self._filter.state_ranges([candidate]):
-                passed += self._take_range(group, state_range)
+                passed += self._take_range(state_range)
                 if self.full:
                     break
             ended += sum(map(_ended_in, passed))
@@ -464,7 +472,7 @@ class PullSelection:
             self.looked_at.append(candidate)
         return ended
 
-    def _take_range(self, group: Group, state_range: StateRange) -> MessageParts:
+    def _take_range(self, state_range: StateRange) -> MessageParts:
         """Choose or pass messages of one state; return which, in order: not all where the pull is full."""
         state, part, count = state_range
         message_filter = self._filter
@@ -472,10 +480,10 @@ class PullSelection:
         if state == MATCHED:
             before = len(self.parts)
             if not isinstance(part, RunPart):
-                self._take_fitting(group, np.array([part.partition]), None, part.rows, None)
+                self._take_fitting(np.array([part.partition]), None, part.rows, None)
             elif count == part.entry[4]:
-                self._take_run(group, part)
-            elif self._cut(group, part) < count:
+                self._take_run(part)
+            elif self._cut(part) < count:
                 self.full = True
             self.full = self.full or len(self.parts) >= MAX_PIECES
             return self.parts[before:]
@@ -487,13 +495,11 @@ class PullSelection:
             self.parts.append(part)
         else:
             self.skipped += count
+        self.passed += count
         if isinstance(part, RunPart):
-            self._set(group, part.entry[3], part.entry[0] + part.stop, count)
+            self.cursors.move(part.entry[3], part.entry[0] + part.stop)
         else:
-            numbers = part.rows["subject"]
-            group.cursors.upto(int(numbers.max()) + 1)
-            self._set(group, numbers, part.rows["first_sequence"] + part.rows["count"], count)
-        group.dirty = True
+            self.cursors.move(part.rows["subject"], part.rows["first_sequence"] + part.rows["count"])
         self._unwanted += count
         is_much = self._unwanted >= MOST_UNWANTED or message_filter.runs_read >= MOST_RUNS_READ
         self.full = self.full or is_much or len(self.parts) >= MAX_PIECES
@@ -557,7 +563,7 @@ class PullSelection:
         """Return the rows (of *index*) with messages at or past the cursors, and how many of each lie before these."""
         if index is not None:
             rows = chosen_of([rows], index)
-        floor = subject_filter.group.floor(subject_filter, rows["subject"])
+        floor = self._group.started(subject_filter, rows["subject"], self.cursors.of(rows["subject"]))
         firsts = rows["first_sequence"]
         if not (floor > firsts).any():
             return rows, None, index
@@ -568,19 +574,17 @@ class PullSelection:
         return rows, (starts.astype(np.int64) if starts.any() else None), index
 
     def _take_whole(
-        self, group: Group, row_partitions: npt.NDArray[np.int64], rows: Rows, starts: npt.NDArray[np.int64] | None,
-        total: int,
-    ) -> None:  # fmt: skip
-        numbers = rows["subject"]
-        group.cursors.upto(int(numbers.max()) + 1)
-        # Of several rows of one subject the last has the highest sequences, and numpy keeps the last assignment.
-        self._set(group, numbers, rows["first_sequence"] + rows["count"], total)
+        self, row_partitions: npt.NDArray[np.int64], rows: Rows, starts: npt.NDArray[np.int64] | None, total: int
+    ) -> None:
+        self.passed += total
+        # Of several rows of one subject the last has the highest sequences.
+        self.cursors.move(rows["subject"], rows["first_sequence"] + rows["count"])
         if starts is None and len(row_partitions) == 1:
             self.parts.append(WholeRuns(int(row_partitions[0]), rows))
         else:
             self.parts += parts_of_rows(row_partitions, rows, starts)
 
-    def _cut(self, group: Group, part: RunPart) -> int:
+    def _cut(self, part: RunPart) -> int:
         """Take as much of one run as fits, at least one message when nothing was chosen yet; return how many. The run
         is in memory.
         """
@@ -605,8 +609,9 @@ class PullSelection:
             fit = max(fit, 1)
         if fit:
             self.parts.append(RunPart(partition, entry, start, start + fit))
-            self._set(group, number, first + start + fit, fit)
-            self._add(group, fit, int(sizes[fit - 1]))
+            self.passed += fit
+            self.cursors.move(number, first + start + fit)
+            self._add(fit, int(sizes[fit - 1]))
         return fit
 
     def _sizes_of(self, partition: int, entry: EntryRow) -> npt.NDArray[np.int64]:
@@ -618,17 +623,7 @@ class PullSelection:
             self._sized = run
         return self._sizes
 
-    def _set(self, group: Group, numbers: Any, values: Any, passed: int) -> None:
-        """Move the cursors of the subjects *numbers*, for which the array is long enough already, past so many
-        messages.
-        """
-        self.passed += passed
-        cursors = group.cursors.upto(0)
-        self._undo.append((group.cursors, numbers, cursors[numbers].copy()))
-        cursors[numbers] = values
-
-    def _add(self, group: Group, count: int, size: int) -> None:
-        group.dirty = True
+    def _add(self, count: int, size: int) -> None:
         self.count += count
         self._given += count
         self._bytes += size
@@ -676,20 +671,25 @@ class PullSelector:
         self._tracker = tracker
         self._on_disk = on_disk
         self._due = NONE_DUE
+        self._scratch = CursorScratch()
 
     def choose(
         self, waiting: Waiting, max_count: int, need: int, max_bytes: int, due: DueRanks = NONE_DUE
     ) -> PullSelection:
         """Return the choice for a pull. In a group that heeds priorities, it ends at retries that are *due*.
 
-        A choice that has nothing for the pull, only messages that were filtered, skipped or have expired, is recorded.
-        Raises InternalError, with nothing changed.
+        A choice that has nothing for the pull is applied, so that what it passed is not looked at again; messages that
+        were filtered, skipped or have expired are recorded. Raises InternalError, with nothing changed.
         """
         self._due = due
         selection = self._select(waiting, max_count, need, max_bytes)
-        if not selection.count and selection.passed:
+        if selection.count:
+            return selection
+        if selection.passed:
             self.record(waiting.subscription, selection, 0)
             selection.parts = []
+        else:
+            selection.apply()
         return selection
 
     def _select(self, waiting: Waiting, max_count: int, need: int, max_bytes: int) -> PullSelection:
@@ -699,12 +699,11 @@ class PullSelector:
             return selection
         awaits_sync = False
         while (count := self._on_disk.count(selection.parts, selection.count)) < selection.count:
-            selection.take_back()
             awaits_sync = True
             if count < need:
                 if selection.count >= need:
                     self._on_disk.want(selection.taken())
-                selection = PullSelection(self._store, 0, 0, need)
+                selection = PullSelection(self._store, waiting.subscription.group, 0, 0, need)
             else:
                 selection = self._select_any(waiting, count, need, max_bytes)
         selection.awaits_sync = awaits_sync
@@ -717,7 +716,9 @@ class PullSelector:
             self._store, _NO_SETTINGS if ledger is None else ledger.settings, now.wall_us,
             buries=subscription.member is not None,
         )  # fmt: skip
-        selection = PullSelection(self._store, max_count, max_bytes, need, now.monotonic_us, message_filter)
+        selection = PullSelection(
+            self._store, subscription.group, max_count, max_bytes, need, now.monotonic_us, message_filter, self._scratch
+        )
         if subscription.find_lanes(self._store) and subscription.group.heeds_priority:
             RankWalk(selection, subscription, self._due).choose(max_count)
             return selection
@@ -732,15 +733,12 @@ class PullSelector:
         """Record what has become of all messages that the choice has passed: the consumer has them, or they were
         filtered or skipped; and that expired ones are dead. Return the delivery sequences.
 
-        Raises InternalError where that is not all of them: the choice is taken back then.
+        Raises InternalError where that is not all of them; nothing has changed then.
         """
         left_out = LeftOut(selection.filtered, selection.skipped, selection.looked_at)
-        try:
-            start, end = self._tracker.record_pull(subscription, selection.parts, size, selection.passed, left_out)
-        except InternalError:
-            selection.take_back()
-            raise
-        selection.keep()
+        start, end = self._tracker.record_pull(
+            subscription, selection.parts, size, selection.passed, selection.apply, left_out
+        )
         if selection.expired:
             self._tracker.expire(subscription, [(start + low, start + high) for low, high in selection.expired])
         return start, end

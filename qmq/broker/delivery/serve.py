@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Final
+from typing import Final, NamedTuple
 
 from qmq.broker.delivery.at_most_once import AtMostOnce, OnDiskWaits
 from qmq.broker.delivery.encode import AnswerEncoder
@@ -27,10 +27,19 @@ from qmq.storage.store import NotInMemory, Store
 
 log = logging.getLogger("qmq.broker")
 
-#: The consumer may get nothing now, whatever is ready.
-BLOCKED: Final = -1
+
+class Unanswered(NamedTuple):
+    """What is known of a pull that was not answered: how many messages are ready for it."""
+
+    ready: int
+    #: The consumer may get nothing now, whatever is ready.
+    is_blocked: bool = False
+
+
+_NONE_READY: Final = Unanswered(0)
+_BLOCKED: Final = Unanswered(0, is_blocked=True)
 #: The messages of the redelivery no longer exist; there may be others.
-_PASSED: Final = -2
+_PASSED: Final = Unanswered(0)
 #: How often one pull passes over redeliveries that no longer exist, within one turn.
 _MOST_PASSED: Final = 16
 #: Globals, since looking up a member of an enum is slow.
@@ -76,14 +85,14 @@ class PullServer:
         """Return how many messages a pull waits for."""
         return min(max(pull.min_count, 1), self._limits.max_pull_count)
 
-    def serve(self, waiting: Waiting, final: bool) -> int | None:
+    def serve(self, waiting: Waiting, final: bool) -> Unanswered | None:
         """Answer a pull when enough messages are ready, or when *final* with whatever is ready and needs no read.
 
-        Return None when the pull was answered, else how many messages were ready, or BLOCKED.
+        Return None when the pull was answered.
         """
         for _ in range(_MOST_PASSED):
             try:
-                found = self._try(waiting, final)
+                unanswered = self._try(waiting, final)
             except InternalError as error:  # it would pass messages without a word about them
                 log.error("%s", error)
                 self.refuse(waiting, error)
@@ -94,12 +103,12 @@ class PullServer:
                 self._waiting_pulls.remove(waiting)
                 self._effects.append(failed(waiting.pull.connection, waiting.pull.request, error))
                 return None
-            if found != _PASSED:
-                return found
+            if unanswered is not _PASSED:
+                return unanswered
         self._arrivals.make_ready(waiting.subscription.filters)  # go on in the next turn
-        return 0
+        return _NONE_READY
 
-    def _try(self, waiting: Waiting, final: bool) -> int | None:
+    def _try(self, waiting: Waiting, final: bool) -> Unanswered | None:
         pull, filters = waiting.pull, waiting.subscription.filters
         most, size = min(pull.max_count, self._limits.max_pull_count), min(pull.max_bytes, self._limits.max_pull_bytes)
         try:
@@ -115,7 +124,7 @@ class PullServer:
                 return self._redeliver(waiting, offer, final)
             most, size = min(most, offer.max_count), min(size, offer.max_bytes)
         if not final and not self._may_have(waiting.subscription):
-            return 0
+            return _NONE_READY
         need = 1 if final or due.come_first else min(self.need(pull), most)
         fast = None if pull.checks else self._take_fast(waiting.subscription, most, size, need)
         if fast is not None:
@@ -123,19 +132,16 @@ class PullServer:
             return None
         selection = self._selector.choose(waiting, most, need, size, due=due)
         if selection.awaits_sync and selection.count < need:
-            selection.take_back()
-            return 0  # also past the deadline: the sync has been asked for, and wakes the pull
+            return _NONE_READY  # also past the deadline: the sync has been asked for, and wakes the pull
         if self._is_ahead(waiting, selection):
             return self._reserve(waiting, selection)
         wanted = selection.wanted
         in_vain = wanted is not None and not self._reads.begin(wanted, selection.stopped_at)
         if in_vain and selection.count < need:
-            selection.take_back()
             return self._serve_blocking(waiting, most, due)
         if selection.count >= need:
             return self._answer(waiting, selection, final)
         if selection.failed is not None:
-            selection.take_back()
             self.refuse(waiting, selection.failed)
             return None
         if offer is not None and not selection.count and (due.ranks or self._tracker.is_due(waiting.subscription)):
@@ -146,9 +152,7 @@ class PullServer:
         reading = any(one.reading for subject_filter in filters for one in subject_filter.with_lanes())
         if not reading and (final or (bound and selection.count)):
             return self._answer(waiting, selection, final)
-        if selection.count:
-            selection.take_back()  # rows passed without a choice need not be looked at again
-        return selection.count
+        return Unanswered(selection.count)
 
     def _goes_by_rank(self, subscription: Subscription) -> bool:
         """Return whether a consumer gets what is ready by its rank."""
@@ -180,12 +184,12 @@ class PullServer:
         pull, subscription = waiting.pull, waiting.subscription
         ranges: tuple[tuple[int, int, int], ...] = ()
         if subscription.member is not None:
-            try:
-                start, end = self._tracker.record_pull(subscription, answer.parts, answer.size, answer.passed)
-            except InternalError:
-                self._fast_path.take_back(subscription, answer)
-                raise
+            start, end = self._tracker.record_pull(
+                subscription, answer.parts, answer.size, answer.messages, answer.apply
+            )
             ranges = ((start, end - start, 1),)
+        else:
+            answer.apply()
         self._waiting_pulls.remove(waiting)
         subscription.filters[0].reads.clear()
         fields = answer.buffers, answer.size, answer.messages, None, ranges
@@ -210,11 +214,10 @@ class PullServer:
         is_at_most_once = waiting.subscription.group.mode == AT_MOST_ONCE
         return is_at_most_once and selection.count > 0 and not self._at_most_once.covers(selection.taken())
 
-    def _reserve(self, waiting: Waiting, selection: PullSelection) -> int | None:
-        """Have a block for the choice written to disk; the pull waits for it."""
+    def _reserve(self, waiting: Waiting, selection: PullSelection) -> Unanswered | None:
+        """Have a block for the choice written to disk; the pull waits for it, and chooses again then."""
         group = waiting.subscription.group
-        ends = self._at_most_once.block_ends(group, selection.taken())
-        selection.take_back()  # the pull chooses again once the block is on disk
+        ends = self._at_most_once.block_ends(group, selection.taken(), selection.row_cursors)
         visible = [self._visible(partition) for partition in range(len(self._store.partitions))]
         try:
             reserve = self._at_most_once.reserve(group, ends, visible)
@@ -222,22 +225,22 @@ class PullServer:
             self.refuse(waiting, error)
             return None
         self._reads.begin(reserve, selection.stopped_at)
-        return 0
+        return _NONE_READY
 
-    def _redeliver(self, waiting: Waiting, offer: Offer, final: bool) -> int | None:
+    def _redeliver(self, waiting: Waiting, offer: Offer, final: bool) -> Unanswered | None:
         """Answer a pull of a group's consumer with messages that are delivered again, as the *offer* allows."""
         pull, subscription = waiting.pull, waiting.subscription
         redelivery, now_us = self._tracker.redelivery, self._tracker.now.wall_us
         if offer.what is MessageKind.NOTHING:
             if not final:
-                return BLOCKED
+                return _BLOCKED
             self.answer_empty(waiting)
             return None
         try:
             answer = redelivery.redeliver(subscription, offer, pull, now_us)
         except NotInMemory as missing:
             if self._reads.begin(missing.read, subscription.filters[0]):
-                return 0
+                return _NONE_READY
             with blocking_reads(self._store):
                 answer = redelivery.redeliver(subscription, offer, pull, now_us)
         self._wake_freed(subscription)
@@ -251,14 +254,14 @@ class PullServer:
         self._effects.append(PulledMessages(pull.connection, pull.request, *fields))
         return None
 
-    def _serve_blocking(self, waiting: Waiting, most: int, due: DueRanks) -> int | None:
+    def _serve_blocking(self, waiting: Waiting, most: int, due: DueRanks) -> Unanswered | None:
         """Answer a pull with up to _WAITED_BYTES that the broker's own thread reads, while everybody waits. Its thread
         for reads has read the same bytes, and they had left memory again.
         """
         with blocking_reads(self._store):
             selection = self._selector.choose(waiting, most, 1, _WAITED_BYTES, due=due)
             if selection.awaits_sync and not selection.count:
-                return 0
+                return _NONE_READY
             if self._is_ahead(waiting, selection):
                 return self._reserve(waiting, selection)
             encoder = AnswerEncoder(self._store, self.damaged, checks=waiting.pull.checks)
@@ -266,19 +269,18 @@ class PullServer:
             failed = encoder.failed or selection.failed
             if failed is None or (buffers and encoder.failed is None):
                 return self._complete(waiting, selection, encoder, buffers, False)
-            selection.take_back()
             self.refuse(waiting, failed)
             return None
 
-    def _answer(self, waiting: Waiting, selection: PullSelection, final: bool) -> int | None:
-        """Answer a pull with the choice. Return 0 when none of it could be read; the pull goes on behind it."""
+    def _answer(self, waiting: Waiting, selection: PullSelection, final: bool) -> Unanswered | None:
+        """Answer a pull with the choice. Where none of it could be read, the pull goes on behind it."""
         encoder = AnswerEncoder(self._store, self.damaged, checks=waiting.pull.checks)
         buffers = encoder.encode(selection.parts)
         return self._complete(waiting, selection, encoder, buffers, final)
 
     def _complete(
         self, waiting: Waiting, selection: PullSelection, encoder: AnswerEncoder, buffers: list[Buffer], final: bool
-    ) -> int | None:
+    ) -> Unanswered | None:
         pull, subscription = waiting.pull, waiting.subscription
         size = sum(map(len, buffers))
         ranges: tuple[tuple[int, int, int], ...] = ()
@@ -287,7 +289,7 @@ class PullServer:
             self._wake_freed(subscription)
         if selection.count and not buffers and not final:
             self._arrivals.make_ready(subscription.filters)
-            return 0
+            return _NONE_READY
         self._waiting_pulls.remove(waiting)
         if selection.count:
             subscription.turn += 1  # so that each filter comes first in turn

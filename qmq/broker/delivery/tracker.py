@@ -262,13 +262,14 @@ class DeliveryTracker:
         return [rank for rank, several in ledger.retries.due_by_rank() if share is None or share.first(several)]
 
     def record_pull(
-        self, subscription: Subscription, parts: MessageParts, size: int, passed: int,
+        self, subscription: Subscription, parts: MessageParts, size: int, passed: int, apply: Callable[[], object],
         left_out: LeftOut = NOTHING_LEFT_OUT,
     ) -> tuple[int, int]:  # fmt: skip
-        """Record what has become of all messages that the group's cursors have *passed* in a pull: the consumer has
-        *parts*, and others are left out. Return the interval of the delivery sequences.
+        """Record what becomes of all messages that the group's cursors pass in a pull, *passed* in number, and *apply*
+        the choice, which moves the cursors: the consumer has *parts*, and others are left out. Return the interval of
+        the delivery sequences.
 
-        Raises InternalError, with nothing recorded, where these are not all messages, or more.
+        Raises InternalError, with nothing changed, where these are not all messages, or more.
         """
         group, member = subscription.group, subscription.member
         filters = subscription.every_lane() if self._store.subjects.has_lanes else subscription.filters
@@ -276,6 +277,7 @@ class DeliveryTracker:
         given, dropped = sum(messages.total for messages in ranges), left_out.filtered + left_out.skipped
         if given + dropped != passed:
             raise _unaccounted(group, passed, given, left_out)
+        apply()
         ledger = group.ledger
         group.skipped += left_out.skipped
         if ledger is None:

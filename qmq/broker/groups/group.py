@@ -467,15 +467,16 @@ class Group:
         if not len(numbers):
             return np.zeros(0, np.uint64)
         cursors: npt.NDArray[np.uint64] = self.cursors.upto(int(numbers.max()) + 1)[numbers]
-        return self._started(subject_filter, numbers, cursors)
+        return self.started(subject_filter, numbers, cursors)
 
     def peek_floor(self, subject_filter: SubjectFilter, numbers: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
         """Return the same as ``floor``, and take no memory for subjects that the group had nothing of."""
-        return self._started(subject_filter, numbers, self.cursors.of(numbers))
+        return self.started(subject_filter, numbers, self.cursors.of(numbers))
 
-    def _started(
+    def started(
         self, subject_filter: SubjectFilter, numbers: npt.NDArray[Any], cursors: npt.NDArray[np.uint64]
     ) -> npt.NDArray[np.uint64]:
+        """Return *cursors* of many subjects, with those of the group's start set where it has none yet."""
         start = subject_filter.start
         if start.kind == "sequence" and start.value:
             unset = (cursors == 0) & (numbers < start.subjects)

@@ -48,8 +48,9 @@ def followed(store: Store, prefix: str) -> SubjectFilter:
 
 
 def chosen(store: Store, subject_filter: SubjectFilter, max_count: int) -> MessageParts:
-    selection = PullSelection(store, max_count, 1 << 20, 1)
+    selection = PullSelection(store, subject_filter.group, max_count, 1 << 20, 1)
     selection.take(subject_filter)
+    selection.apply()
     return selection.parts
 
 
@@ -155,7 +156,7 @@ def test_each_of_many_subjects_is_a_range(tmp_path: Path) -> None:
     rows = [part.consumer_log.first_row for part in store.partitions]
     begin = GroupStart(StartRule("first", 0, store.subjects.count), rows, [0] * len(store.partitions))
     filters = [group.follow(f"a.{number}", begin) for number in range(10)]
-    selection = PullSelection(store, 10_000, 1 << 20, 1)
+    selection = PullSelection(store, group, 10_000, 1 << 20, 1)
     for subject_filter in filters:
         selection.take(subject_filter)
     wanted = places_of(selection.parts)
@@ -172,7 +173,7 @@ def test_with_several_prefixes_each_has_its_range(tmp_path: Path) -> None:
     store, group = driven.store, Group("g")
     begin = GroupStart(StartRule("first", 0, store.subjects.count), [store.partitions[0].consumer_log.first_row], [0])
     filters = [group.follow(prefix, begin) for prefix in ("b.", "a.")]
-    selection = PullSelection(store, 10_000, 1 << 20, 1)
+    selection = PullSelection(store, group, 10_000, 1 << 20, 1)
     for subject_filter in filters:
         selection.take(subject_filter)
     wanted = places_of(selection.parts)

@@ -11,11 +11,13 @@ these have less than the pull waits for, it gets more slots.
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from qmq.broker.delivery.chosen_cursors import ChosenCursors
 from qmq.broker.groups.group import SubjectFilter
 from qmq.broker.groups.message_ranges import Rows, chosen_of
 from qmq.broker.groups.order_slots import OrderSlots
@@ -48,8 +50,8 @@ class Taker(Protocol):
     """The choice of one pull, as a scan sees it."""
 
     full: bool
-    #: What scans have decided for the pull, which may choose from one several times.
-    choosers: dict[OrderedScan, _SlotChooser]
+    #: The cursors of the group, as they will be.
+    cursors: ChosenCursors
 
     @property
     def lacks(self) -> bool:
@@ -75,11 +77,12 @@ class _Forgotten(NamedTuple):
 
 
 class OrderedScan:
-    """How far one filter of order keys is read, and what it has passed."""
+    """How far one filter of order keys is read, and what it has passed. A pull chooses from a copy."""
 
     def __init__(self, subject_filter: SubjectFilter, store: Store) -> None:
         self._filter = subject_filter
         self._store = store
+        self._chooser: _SlotChooser | None = None
         self._cursors = list(subject_filter.row_cursors)  # as this set them last
         self._next_rows = list(subject_filter.row_cursors)
         # Rows that were passed, in the order in which they are to be handed out; where they lie; whether they wait.
@@ -103,33 +106,31 @@ class OrderedScan:
             for partition, row in enumerate(self._next_rows)
         )
 
-    def mark(self) -> Any:
-        """Return what ``take_back`` needs to undo a choice that follows."""
-        return (
-            list(self._cursors), list(self._next_rows), self._rows, self._partitions, self._numbers,
-            self._waits.copy(), dict(self._forgotten), list(self._forgotten_from),
-        )  # fmt: skip
+    def copy(self) -> OrderedScan:
+        """Return a copy for one pull, which takes this one's place once that is recorded."""
+        copied = copy(self)
+        copied._chooser = None
+        copied._waits = self._waits.copy()
+        copied._forgotten = dict(self._forgotten)
+        copied._is_forgotten = self._is_forgotten.copy() if self._forgotten else np.zeros(0, np.bool_)
+        copied._forgotten_from = list(self._forgotten_from)
+        if self._filter.row_cursors != self._cursors:
+            copied._moved()
+        return copied
 
-    def take_back(self, mark: Any) -> None:
-        """Undo what was chosen since *mark* was made."""
-        (
-            self._cursors, self._next_rows, self._rows, self._partitions, self._numbers, self._waits, self._forgotten,
-            self._forgotten_from,
-        ) = mark  # fmt: skip
-        self._is_forgotten[:] = False
-        self._is_forgotten[list(self._forgotten)] = True
+    @property
+    def row_cursors(self) -> list[int]:
+        """The first rows that have messages left, by partition."""
+        return list(self._cursors)
 
     # --- choosing ----------------------------------------------------------------------------------------------------
 
     def take(self, taker: Taker, order: OrderSlots, consumer: int, consumers: int) -> None:
         """Choose messages for a consumer, one of *consumers* that are there. Raises NotInMemory and StorageError."""
-        if self._filter.row_cursors != self._cursors:
-            self._moved()
         order.upto(self._store.subjects.count)
-        chooser = taker.choosers.get(self)
+        chooser = self._chooser
         if chooser is None:
-            chooser = _SlotChooser(self._store, self._filter, order, consumer, consumers)
-            taker.choosers[self] = chooser
+            chooser = self._chooser = _SlotChooser(self._store, self._filter, taker.cursors, order, consumer, consumers)
         try:
             self._take_some(taker, order, chooser)
             while chooser.left_slots and taker.lacks and not taker.full:
@@ -160,7 +161,7 @@ class OrderedScan:
         ]
 
     def _set_cursors(self) -> None:
-        """Set the filter's row cursors to the first rows that have messages left."""
+        """Set the row cursors to the first rows that have messages left."""
         cursors = list(self._next_rows)
         left = np.flatnonzero(self._waits)
         if len(left):
@@ -174,13 +175,12 @@ class OrderedScan:
         for partition, first in enumerate(self._forgotten_from):
             if first is not None:
                 cursors[partition] = min(cursors[partition], first)
-        self._filter.row_cursors[:] = cursors
         self._cursors = cursors
 
     def _take_forgotten(self, taker: Taker, chooser: _SlotChooser) -> None:
         """Choose from slots whose passed rows were forgotten, or have them read again."""
         slots = np.fromiter(self._forgotten, np.int64)
-        is_done = chooser.cursors.upto(self._store.subjects.count)[slots] >= self._store.subjects.ends[slots]
+        is_done = chooser.cursors.of(slots) >= self._store.subjects.ends[slots]
         for slot in slots[is_done].tolist():
             self._remind(slot)
         slots = slots[~is_done]
@@ -212,14 +212,14 @@ class OrderedScan:
 
     def _take_slot(self, taker: Taker, slot: int) -> bool:
         """Choose all messages of a slot that can be read; return whether none is left."""
-        cursors = self._filter.group.cursors
+        cursors = taker.cursors
         while parts := self._store.subject_rows(
-            slot, max(int(cursors.upto(slot + 1)[slot]), self._forgotten[slot].sequence), _SLOT_ROWS
+            slot, max(cursors.get(slot), self._forgotten[slot].sequence), _SLOT_ROWS
         ):
             for partition, rows in parts:
                 if taker.take_rows(self._filter, np.array([partition]), rows) < len(rows) or taker.full:
                     return False
-            if int(cursors.upto(slot + 1)[slot]) >= int(self._store.subjects.ends[slot]):
+            if cursors.get(slot) >= int(self._store.subjects.ends[slot]):
                 return True
         return True
 
@@ -324,9 +324,10 @@ class _SlotChooser:
     """Decides in one pull which slots a consumer gets messages of."""
 
     def __init__(
-        self, store: Store, subject_filter: SubjectFilter, order: OrderSlots, consumer: int, consumers: int
+        self, store: Store, subject_filter: SubjectFilter, cursors: ChosenCursors, order: OrderSlots, consumer: int,
+        consumers: int,
     ) -> None:  # fmt: skip
-        self.cursors = subject_filter.group.cursors
+        self.cursors = cursors
         self._order = order
         self._consumer = consumer
         self._room: int | None = None  # for so many slots that it does not hold
@@ -345,7 +346,7 @@ class _SlotChooser:
         mine, active = int(np.count_nonzero(owners == self._consumer)), len(slots)
         if len(slots) <= _MOST_COUNTED:
             ends = store.subjects.ends[slots]
-            active = int(np.count_nonzero((owners != 0) | (ends > self.cursors.upto(store.subjects.count)[slots])))
+            active = int(np.count_nonzero((owners != 0) | (ends > self.cursors.of(slots))))
         return max(1, -(-active // consumers) - mine)  # whoever asks gets what waits, if only of one slot
 
     def may_have(self, slots: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
@@ -376,7 +377,7 @@ def _take(
 ) -> tuple[Numbers, Numbers]:
     """Choose from rows; return the indexes of rows that are taken whole now, and of those that the group had before."""
     subjects = rows["subject"]
-    numbers = chooser.cursors.upto(int(subjects.max()) + 1)[subjects]
+    numbers = chooser.cursors.of(subjects)
     is_done = rows["first_sequence"] + rows["count"] <= numbers
     wanted = np.flatnonzero(~is_done)
     if len(wanted):  # a slot is granted for messages only

@@ -1,0 +1,90 @@
+"""The cursors of a group as they will be once a pull is recorded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from qmq.broker.groups.group import Cursors
+
+
+class CursorScratch:
+    """The columns in which one choice after another notes cursors, by subject number."""
+
+    def __init__(self) -> None:
+        self.values: npt.NDArray[np.uint64] = np.zeros(0, np.uint64)
+        #: The choice that a value is of.
+        self.choices: npt.NDArray[np.int64] = np.zeros(0, np.int64)
+        self._last = 0
+
+    def begin(self) -> int:
+        """Return the number of a new choice; the values of those before count no more."""
+        self._last += 1
+        return self._last
+
+    def upto(self, numbers: int) -> None:
+        """Make room for so many subjects."""
+        if len(self.values) < numbers:
+            room = max(numbers, 2 * len(self.values), 64)  # pages not touched take no memory
+            values, choices = np.zeros(room, np.uint64), np.zeros(room, np.int64)
+            values[: len(self.values)], choices[: len(self.choices)] = self.values, self.choices
+            self.values, self.choices = values, choices
+
+
+class ChosenCursors:
+    """The cursors of a group behind what a pull has chosen so far. The group's own do not change before ``apply``."""
+
+    def __init__(self, cursors: Cursors, scratch: CursorScratch) -> None:
+        """*scratch* is for this choice alone, until the next one begins."""
+        self._cursors = cursors
+        self._scratch = scratch
+        self._choice = scratch.begin()
+        self._moves: list[tuple[Any, Any]] = []
+        self._noted = 0  # so many of them are in the scratch: only who reads needs them there
+
+    def get(self, number: int) -> int:
+        """Return the next sequence of a subject."""
+        if self._moves:
+            scratch = self._note()
+            if number < len(scratch.choices) and scratch.choices.item(number) == self._choice:
+                return scratch.values.item(number)
+        return self._cursors.get(number)
+
+    def of(self, numbers: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
+        """Return the next sequences of these subjects: u64[len(numbers)]."""
+        if not len(numbers):
+            return np.zeros(0, np.uint64)
+        count = int(numbers.max()) + 1
+        known: npt.NDArray[np.uint64] = self._cursors.upto(count)[numbers]
+        if self._moves:
+            scratch = self._note()
+            scratch.upto(count)
+            chosen = scratch.choices[numbers] == self._choice
+            known[chosen] = scratch.values[numbers[chosen]]
+        return known
+
+    def move(self, numbers: Any, values: Any) -> None:
+        """Move the cursors of a subject, or of several; of several values of one subject the last counts."""
+        self._moves.append((numbers, values))
+
+    def _note(self) -> CursorScratch:
+        scratch = self._scratch
+        for numbers, values in self._moves[self._noted :]:
+            scratch.upto(_count(numbers))
+            scratch.values[numbers] = values  # numpy keeps the last of several assignments
+            scratch.choices[numbers] = self._choice
+        self._noted = len(self._moves)
+        return scratch
+
+    def apply(self) -> None:
+        """Move the group's cursors."""
+        for numbers, values in self._moves:
+            self._cursors.upto(_count(numbers))[numbers] = values
+        self._moves.clear()
+        self._noted = 0
+
+
+def _count(numbers: Any) -> int:
+    return 1 + (numbers if isinstance(numbers, int) else int(numbers.max()))
