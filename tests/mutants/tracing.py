@@ -13,6 +13,12 @@ _STATES: Final = ("tests/broker/find/trace/test_states.py",)
 
 OF_TRACES: Final = (
     Mutant(
+        "tell filtered messages from others that the same pull passed",
+        "events_of",
+        instead("_lacks_tags(store, group, place)", "True"),
+        ("tests/broker/find/trace/test_traces.py",),
+    ),
+    Mutant(
         "keep files of the pull log only once no start reads them",
         "KeptPullFiles.retire",
         never("following > before"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Final, NamedTuple
 
+from qmq.broker.delivery.filters import FILTERED, MessageFilter
 from qmq.broker.find.trace.places import MessagePlace, offset_in
 from qmq.broker.find.trace.records import ChangedLetters, FoundRecords, Sought
 from qmq.broker.groups.group import Group
@@ -99,13 +100,21 @@ def events_of(
     events = {one for one, _ in begun} | {one.change for one in ends}
     handed = {change.position for change, _ in begun}
     for passed in found.passed.get(number, ()):
-        if passed.position not in handed and any(
-            offset_in(store, group, passed.messages, place) is not None for place in places
-        ):
+        if passed.position in handed:
+            continue
+        place = next((one for one in places if offset_in(store, group, passed.messages, one) is not None), None)
+        if place is not None and (not passed.has_others or _lacks_tags(store, group, place)):
             events.add(MessageChange(passed.position, PASSED_OVER, passed.now_us, None, 0, ""))
     if events:
         events |= _changed_letters(found.letters.get(number, []), ends, begun, state, redriven_us)
     return _with_seeks(sorted(events), sought)[-MOST_EVENTS:]
+
+
+def _lacks_tags(store: Store, group: Group, place: MessagePlace) -> bool:
+    """Return whether a message has none of the group's present tags."""
+    assert group.ledger is not None
+    chosen = MessageFilter(store, group.ledger.settings, 0)
+    return any(one.state == FILTERED for one in chosen.state_ranges([place.run_part]))
 
 
 def _deliveries(store: Store, group: Group, places: list[MessagePlace], found: FoundRecords) -> list[_Delivery]:

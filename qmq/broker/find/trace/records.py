@@ -70,11 +70,14 @@ class GivenRange(NamedTuple):
 
 
 class PassedRange(NamedTuple):
-    """A range that a pull passed; those of its messages that no consumer got by the same record were filtered."""
+    """A range that a pull passed. With *has_others* the record does not say which of its messages were filtered: others
+    were skipped, or handed out by an at-most-once group. Without, all were that no consumer got by the same record.
+    """
 
     position: int
     messages: MessageRange
     now_us: int
+    has_others: bool
 
 
 class Settled(NamedTuple):
@@ -379,9 +382,10 @@ class RecordScan:
         if kind == RecordKind.PULL:
             several = [(messages, 1, 0) for messages in unflat(rest[0])]
         elif kind == RecordKind.PASSED:
-            ranges, handed, _, skipped, _ = rest
-            several = [(messages, 1, 0) for messages in unflat(handed)]
-            self._note_passed(number, position, unflat(ranges), now_us, is_filtered=not skipped)
+            ranges, handed, filtered, skipped, _ = rest
+            several, passed = [(messages, 1, 0) for messages in unflat(handed)], unflat(ranges)
+            has_others = skipped > 0 or (not consumer and filtered < sum(messages.total for messages in passed))
+            self._note_passed(number, position, passed, now_us, has_others=has_others)
         else:
             several = [(MessageRange(*one[1:7]), one[7], one[8]) for one in rest[1]]
         for messages, attempt, expiries in several:
@@ -392,13 +396,13 @@ class RecordScan:
         return given
 
     def _note_passed(
-        self, group: int, position: int, ranges: list[MessageRange], now_us: int, *, is_filtered: bool
+        self, group: int, position: int, ranges: list[MessageRange], now_us: int, *, has_others: bool
     ) -> None:  # fmt: skip
         """Note ranges that a pull passed, and in which messages were filtered."""
         for messages in ranges:
             self._so_far.note(messages)
-            if is_filtered and any(may_have(messages, place) for place in self._places):
-                self.found.passed[group].append(PassedRange(position, messages, now_us))
+            if any(may_have(messages, place) for place in self._places):
+                self.found.passed[group].append(PassedRange(position, messages, now_us, has_others))
 
     def _decode(self, piece: PullPiece, offset: int) -> tuple[list[Any] | None, int, int]:
         """Return the fields of a record (None where these bytes are no record), its position and its kind."""

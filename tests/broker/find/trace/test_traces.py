@@ -24,7 +24,8 @@ from qmq.storage.pull_log.kept import KEPT_SUFFIX
 from qmq.storage.pull_log.records import PullRecord, record_at
 from qmq.storage.verify.verify import verify
 from tests.broker.delay.test_delay import cancel, delay
-from tests.broker.harness import Driven
+from tests.broker.delivery.test_filters import sent
+from tests.broker.harness import Driven, bodies_of
 from tests.broker.retention.test_retention import driven_in, send, settle
 from tests.broker.test_admin import ask
 from tests.broker.test_consuming import Consumer, filled, killed
@@ -259,6 +260,28 @@ def test_the_states_of_groups_of_every_kind(tmp_path: Path) -> None:
     assert (rows["late"]["state"], rows["second"]["state"]) == ("before_start", "before_start")
     assert "sequence 1" in rows["second"]["reason"]
     assert "vip" in rows["tagged"]["reason"]
+    driven.close()
+
+
+@pytest.mark.parametrize("others", [True, False])
+def test_a_pull_that_filtered_some_messages_and_skipped_others_tells_of_the_filtered(
+    tmp_path: Path, others: bool
+) -> None:
+    """The record counts both, and does not say which is which: that goes by tags, and by the times of expiry."""
+    driven = Driven(tmp_path, **KEPT)
+    once = at_most_once(driven, "once")
+    ask(driven, "set_group", group="once", settings={"tags": ["vip"]})
+    past = driven.now.wall_us // 1_000 * 1_000 - 1_000_000
+    messages = [(b"filtered", ("eu",), 0), (b"filtered, expired", ("eu",), past), (b"skipped", ("vip",), past)]
+    if others:
+        messages.append((b"handed out", ("vip",), 0))
+    sent(driven, {"shop.a": messages})
+    assert bodies_of(driven.pull(once)) == [b"handed out"] * others
+    (position,) = driven.store.partitions[0].batches_from(0, 10)["position"].tolist()
+    told = [
+        kinds(traced(driven, MessageId(driven.store.store_id, 0, position + at))["once"]) for at in range(len(messages))
+    ]
+    assert told == [["filtered"], ["filtered"], [], *[[]] * others]
     driven.close()
 
 
