@@ -251,7 +251,7 @@ async def test_an_unexpected_failure_ends_that_connection_only(caplog: pytest.Lo
 
 @on_uvloop
 async def test_a_request_whose_answer_cannot_be_made_gets_an_error(caplog: pytest.LogCaptureFixture) -> None:
-    async with serving() as s:
+    async with serving() as s, asyncio.timeout(30):
         client = await RawClient.connect(s.address)
         for number, wrong in enumerate(
             (
