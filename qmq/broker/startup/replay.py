@@ -127,4 +127,7 @@ class GroupReplay:
             self._store.partitions[partition].consumer_log.row_at_position(position)
             for partition, position in enumerate(positions)
         ]
-        return GroupStart(StartRule(*start), row_cursors, positions)
+        rule = StartRule(*start)
+        if rule.kind == "time":  # subjects that no checkpoint has may have other numbers now: look all of them up
+            rule = rule._replace(subjects=self._store.subjects.count)
+        return GroupStart(rule, row_cursors, positions)
