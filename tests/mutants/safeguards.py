@@ -119,6 +119,12 @@ SAFEGUARDS: Final = (
         ("tests/daemon/test_main.py",),
     ),
     Mutant(
+        "keep a start at a time over new subject numbers",
+        "GroupReplay._begin",
+        never('rule.kind == "time"'),
+        ("tests/broker/startup/test_replay.py",),
+    ),
+    Mutant(
         "ask for the checkpoint that a roll waits for",
         "SegmentRoll.begin",
         skip("self._effects.append(CheckpointWanted())"),
