@@ -404,10 +404,11 @@ class Accumulator:
         broker = ANY_BROKER
         if self.broker_of is not None and header.lane >= LANE_ORDERED:
             broker = self.broker_of(subject, order_key_of(header))
-        kind = BatchKind(flush, header.deliver_at > 0, True, broker)
+        delayed = header.deliver_at > 0
+        kind = BatchKind(flush, delayed, True, broker)
         if header.expire_at or ((batch := self._open.get(kind)) is not None and name in batch.runs):
             return kind
-        return kind._replace(expires=False)
+        return BatchKind(flush, delayed, False, broker)
 
     def _seal(self, kind: BatchKind) -> None:
         """Seal the open batch of that kind: no more messages go into it."""

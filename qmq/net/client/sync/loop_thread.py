@@ -112,9 +112,10 @@ class ClientThread:
             queued, self._queued = self._queued, []
             self._queued_bytes = 0
             # The lock keeps each message in one of the two counts of queued bytes.
-            now = self._loop.time()
+            now, accumulator = self._loop.time(), self.parts.accumulator
             for message in queued:
-                self.parts.accumulator.add_nowait(*message, now)
+                if not accumulator.append_nowait(*message):
+                    accumulator.add_nowait(*message, now)
         self.parts.brokers.want_turn()
 
     def drain(self) -> None:
