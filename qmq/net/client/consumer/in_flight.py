@@ -345,9 +345,9 @@ class InFlightWindow:
             done.drop_below(floor)
 
     def is_open(self, sequence: int) -> bool:
-        """Whether the message has no disposition."""
-        self._end_streak()
-        return self.fenced is None and sequence >= self.floor and sequence not in self._done
+        """Whether the message has no disposition. It only reads: acks that follow go on with the streak."""
+        in_streak = self._streak <= sequence < self.tail
+        return self.fenced is None and sequence >= self.floor and not in_streak and sequence not in self._done
 
     def goes_back(self, sequence: int) -> bool:
         """[any thread] Return whether a message that the program has not reached is not in flight, or has a

@@ -30,7 +30,7 @@ class _Turn(Generic[M]):
     __slots__ = ("aside", "since", "takes")
 
     def __init__(self, now: float) -> None:
-        self.aside = deque[M]()
+        self.aside: deque[M] | tuple[()] = ()  # a deque once a message waits, as few do
         #: When the handler of the slot began, and how long one takes.
         self.since = now
         self.takes: float | None = None
@@ -66,6 +66,7 @@ class OrderTurns(Generic[M]):
             fits, seconds = _fits(turn, now)
             is_one_too_many = len(turn.aside) >= fits
             if not (is_one_too_many and goes_back):
+                turn.aside = turn.aside or deque()
                 turn.aside.append(message)
             return seconds if is_one_too_many else 0.0
 
@@ -76,11 +77,11 @@ class OrderTurns(Generic[M]):
         slot = slot_of(message)
         with self._lock:
             turn = self._turns[slot]
+            if not turn.aside:
+                del self._turns[slot]
+                return None
             turn.ended(now)
-            if turn.aside:
-                return turn.aside.popleft()
-            del self._turns[slot]
-            return None
+            return turn.aside.popleft()
 
     def surplus(self, now: float) -> list[tuple[M, float]]:
         """[any thread] Remove the messages that have to wait for long; return the first one of each slot, behind which
@@ -90,7 +91,7 @@ class OrderTurns(Generic[M]):
         with self._lock:
             for turn in self._turns.values():
                 fits, seconds = _fits(turn, now)
-                if len(turn.aside) > fits:
+                if turn.aside and len(turn.aside) > fits:
                     late.append((turn.aside[fits], seconds))
                     while len(turn.aside) > fits:
                         turn.aside.pop()
@@ -101,7 +102,7 @@ class OrderTurns(Generic[M]):
         with self._lock:
             taken = [message for turn in self._turns.values() for message in turn.aside]
             for turn in self._turns.values():
-                turn.aside.clear()
+                turn.aside = ()
         return taken
 
     @property
@@ -121,4 +122,5 @@ def _fits(turn: _Turn[Any], now: float) -> tuple[int, float]:
 
 def slot_of(message: Any) -> Slot:
     """Return the slot of a message with an order key."""
-    return message.subject, message._run.lane
+    run = message._run
+    return run.subject, run.lane
