@@ -12,7 +12,8 @@ from qmq.broker.ports.limits import BrokerLimits
 from qmq.broker.ports.work import whole
 from qmq.broker.retention import idle_subjects
 from qmq.errors import TooManySubjects
-from qmq.format.layout import LANE_HIGH, LANE_ORDERED
+from qmq.format.batch import parse_header
+from qmq.format.layout import BATCH_HEADER_SIZE, LANE_HIGH, LANE_ORDERED, RUN_SIZE
 from qmq.net.protocol.types import Disposition
 from qmq.storage import store
 from qmq.storage.types import Hole
@@ -347,4 +348,23 @@ def test_nothing_is_forgotten_while_bytes_are_bad(tmp_path: Path) -> None:
     del part.holes[:]
     idle(driven, 2)
     assert names(driven) == []
+    driven.close()
+
+
+def test_the_short_way_knows_no_number_that_is_forgotten(tmp_path: Path) -> None:
+    driven = driven_in(tmp_path)
+    intake, batch = driven.broker._intake, driven.send_command({"a.0": [b"x"]}).batch
+    table = bytes(batch[BATCH_HEADER_SIZE + RUN_SIZE : parse_header(batch).data_start])
+    driven.change_producer()
+    driven.send("a.0", b"x")
+    found = intake._sender(1, table)
+    assert found is not None
+    assert found[0] == intake._senders[1, table][0] == 0
+    drop_all(driven)
+    idle(driven)
+    assert (intake._senders, intake._sender(1, table)) == ({}, None)
+    driven.send("a.0", b"y")
+    found = intake._sender(1, table)
+    assert found is not None
+    assert found[0] == 1
     driven.close()
