@@ -107,6 +107,7 @@ class History:
         self.next: dict[tuple[int, int], int] = {}
         self.in_flight: dict[tuple[int, int], list[int]] = {}
         self.pulls: dict[tuple[int, int], tuple[int, int]] = {}  # by (connection, request)
+        self.until_us: dict[tuple[int, int], int] = {}  # when the time of these is up
         self.subscribing: dict[tuple[int, int], str] = {}
         self.may_wait = set[tuple[int, int]]()  # acks whose answer may wait, by (connection, request)
 
@@ -125,7 +126,9 @@ class History:
             side.server.advance(microseconds)
             side.server.settle()
         short, general = self.sides
-        if len(short.events) != len(general.events):  # one has looked at its timers, and written what was due
+        is_up = any(until_us <= short.server.now.monotonic_us for until_us in self.until_us.values())
+        # A time is up: what comes next meets the same pulls. Or one has looked at its timers, and written what was due.
+        if is_up or len(short.events) != len(general.events):
             for side in self.sides:
                 side.look()
         self.compare()
@@ -153,6 +156,7 @@ class History:
 
     def _answered(self, connection: int, frame: Frame) -> None:
         self.seen[FrameKind(frame.kind).name] += 1
+        self.until_us.pop((connection, frame.request), None)
         if frame.kind == FrameKind.ERROR:
             code = decode_error(frame).code
             self.seen[code] += 1
@@ -242,6 +246,7 @@ class History:
         fields = most, chance.choice((1, 1, 1, 1, 0, 2)), chance.choice((1 << 20, 1 << 20, 300)), 20_000
         if chance.random() < 0.1:
             fields = *fields[:3], chance.choice((0, 1, 30))
+            self.until_us[connection, request] = self.sides[0].server.now.monotonic_us + fields[3] * 1_000
         payload = frames.PULL.pack(subscription, *fields, expected)
         flags = frames.CHECK if chance.random() < 0.04 else 0
         return encode_frame(FrameKind.PULL, request, b"", len(payload), flags) + payload
@@ -355,7 +360,9 @@ class History:
             side.connections[connection] = side.server.connect()
         self.lost.discard(connection)
         self._forget(lambda key: key[0] == connection)
-        self.pulls = {key: value for key, value in self.pulls.items() if key[0] != connection}
+        for waiting in (self.pulls, self.until_us):
+            for key in [key for key in waiting if key[0] == connection]:
+                del waiting[key]  # type: ignore[attr-defined]
         self.compare()
 
     def checkpoint(self) -> None:
