@@ -12,6 +12,7 @@ from qmq.broker.delay.items import by_prefix
 from qmq.broker.delivery.order.blocked import blocked_slots, rows_of, with_details
 from qmq.broker.delivery.order.places import current_order
 from qmq.broker.delivery.pull import Delivery
+from qmq.broker.error_log.dead_letters import chosen
 from qmq.broker.error_log.error_log import RetryItem, unpacked
 from qmq.broker.find.trace.places import id_of
 from qmq.broker.groups.group import Group, resolve_start
@@ -268,17 +269,20 @@ class AdminCommands:
     def _dead_letters(self, fields: Fields, now: Now, rights: Rights | None) -> Work[Fields]:
         group, ledger = self._group(fields)
         after, limit = _whole(fields, "after", 0), min(max(_whole(fields, "limit", MOST_ROWS), 1), MOST_ROWS)
-        looked = 0
-        rows, last = list[Fields](), None
+        looked, goes_on = 0, False
+        rows, last = list[Fields](), 0
+        began = len(ledger.dead), ledger.dead.next_number
         for letter in _letters_from(ledger, after):
-            if len(rows) == limit or looked == MOST_LOOKED_AT:
-                return {"rows": rows, "after": last, "messages": len(ledger.dead)}
+            goes_on = len(rows) == limit or looked == MOST_LOOKED_AT
+            if goes_on:
+                break
             try:
                 named = self._named(group, letter.messages)
             except NotInMemory:
                 if not rows:
                     raise
-                return {"rows": rows, "after": last, "messages": len(ledger.dead)}
+                goes_on = True
+                break
             last, looked = letter.number, looked + 1
             yield _LETTER_WORK
             if not _may_show(rights, named["subject"]):
@@ -293,7 +297,11 @@ class AdminCommands:
                     **named,
                 }
             )
-        return {"rows": rows, "after": None, "messages": len(ledger.dead)}
+        if (len(ledger.dead), ledger.dead.next_number) != began:
+            # Some may have gone, or have another number since their messages were carried forward.
+            there = set(chosen(ledger.dead, [row["number"] for row in rows])["number"].tolist())
+            rows = [row for row in rows if row["number"] in there]
+        return {"rows": rows, "after": last if goes_on else None, "messages": len(ledger.dead)}
 
     def _named(self, group: Group, messages: Any) -> Fields:
         """Return id, subject and sequence of a message, each None where it cannot be read. Raises NotInMemory."""

@@ -245,6 +245,30 @@ def test_dead_letters_are_listed_handed_out_again_and_deleted(tmp_path: Path) ->
     assert counts(driven) == (0, 7, 0, 0)
 
 
+def test_dead_letters_that_go_while_they_are_listed_are_not_in_the_list(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driven = filled(tmp_path)
+    consumer = Consumer(driven, "one", "a.")
+    consumer.pull(10)
+    for number in range(5):
+        consumer.back(number, number + 1, Disposition.REJECT)
+    monkeypatch.setattr("qmq.broker.work_queue.TURN_WORK", 1)  # a letter in each turn
+    listing = Administer(99, driven.request(), "dead_letters", {"group": "g"})
+    said = driven.do(listing)
+    for number in (1, 5):
+        assert said == []
+        said = driven.do(Administer(98, driven.request(), "delete_dead", {"group": "g", "numbers": [number]}))
+        said = [effect for effect in said if getattr(effect, "request", None) == listing.request]
+    while not said:
+        driven.broker.tick(driven.now)
+        said = driven.effects()
+    (answer,) = said
+    assert isinstance(answer, Administered)
+    assert [row["number"] for row in answer.fields["rows"]] == [2, 3, 4]
+    assert answer.fields["messages"] == 3
+
+
 @pytest.mark.parametrize(
     ("action", "fields"),
     [
