@@ -160,7 +160,7 @@ OF_ORDER: Final = (
     Mutant(
         "serve others when a pull has too few of its slots",
         "Delivery._serve_waiting",
-        instead("single and unanswered is not None and not has_slots", "single and unanswered is not None"),
+        instead("single and too_few is not None and not has_slots", "single and too_few is not None"),
         _WAITING,
     ),
     Mutant(

@@ -308,18 +308,18 @@ class Delivery:
             single = len(waiting.subscription.filters) == 1
             if single and ready is not None and ready < self._server.need(waiting.pull):
                 continue
-            unanswered = self._server.serve(waiting, final=False)
-            if unanswered is not None and unanswered.is_blocked:
+            too_few = self._server.serve(waiting, final=False)
+            if too_few is not None and too_few.is_blocked:
                 continue
-            has_none = unanswered is not None and not unanswered.ready
+            has_none = too_few is not None and not too_few.ready
             base = subject_filter.base or subject_filter
             has_slots = LANE_ORDERED in base.lanes  # others may have more of these
             if has_none and has_slots:
                 continue
             if has_none or not self._has_more(subject_filter):
                 return
-            if single and unanswered is not None and not has_slots:
-                ready = unanswered.ready
+            if single and too_few is not None and not has_slots:
+                ready = too_few.ready
 
     def _has_more(self, subject_filter: SubjectFilter) -> bool:
         ledger = subject_filter.group.ledger

@@ -28,18 +28,18 @@ from qmq.storage.store import NotInMemory, Store
 log = logging.getLogger("qmq.broker")
 
 
-class Unanswered(NamedTuple):
-    """What is known of a pull that was not answered: how many messages are ready for it."""
+class TooFew(NamedTuple):
+    """The messages that are ready for a pull that was not answered, in number."""
 
     ready: int
     #: The consumer may get nothing now, whatever is ready.
     is_blocked: bool = False
 
 
-_NONE_READY: Final = Unanswered(0)
-_BLOCKED: Final = Unanswered(0, is_blocked=True)
+_NONE_READY: Final = TooFew(0)
+_BLOCKED: Final = TooFew(0, is_blocked=True)
 #: The messages of the redelivery no longer exist; there may be others.
-_PASSED: Final = Unanswered(0)
+_PASSED: Final = TooFew(0)
 #: How often one pull passes over redeliveries that no longer exist, within one turn.
 _MOST_PASSED: Final = 16
 #: Globals, since looking up a member of an enum is slow.
@@ -85,14 +85,14 @@ class PullServer:
         """Return how many messages a pull waits for."""
         return min(max(pull.min_count, 1), self._limits.max_pull_count)
 
-    def serve(self, waiting: Waiting, final: bool) -> Unanswered | None:
+    def serve(self, waiting: Waiting, final: bool) -> TooFew | None:
         """Answer a pull when enough messages are ready, or when *final* with whatever is ready and needs no read.
 
         Return None when the pull was answered.
         """
         for _ in range(_MOST_PASSED):
             try:
-                unanswered = self._try(waiting, final)
+                too_few = self._try(waiting, final)
             except InternalError as error:  # it would pass messages without a word about them
                 log.error("%s", error)
                 self.refuse(waiting, error)
@@ -103,12 +103,12 @@ class PullServer:
                 self._waiting_pulls.remove(waiting)
                 self._effects.append(failed(waiting.pull.connection, waiting.pull.request, error))
                 return None
-            if unanswered is not _PASSED:
-                return unanswered
+            if too_few is not _PASSED:
+                return too_few
         self._arrivals.make_ready(waiting.subscription.filters)  # go on in the next turn
         return _NONE_READY
 
-    def _try(self, waiting: Waiting, final: bool) -> Unanswered | None:
+    def _try(self, waiting: Waiting, final: bool) -> TooFew | None:
         pull, filters = waiting.pull, waiting.subscription.filters
         most, size = min(pull.max_count, self._limits.max_pull_count), min(pull.max_bytes, self._limits.max_pull_bytes)
         try:
@@ -152,7 +152,7 @@ class PullServer:
         reading = any(one.reading for subject_filter in filters for one in subject_filter.with_lanes())
         if not reading and (final or (bound and selection.count)):
             return self._answer(waiting, selection, final)
-        return Unanswered(selection.count)
+        return TooFew(selection.count)
 
     def _goes_by_rank(self, subscription: Subscription) -> bool:
         """Return whether a consumer gets what is ready by its rank."""
@@ -214,7 +214,7 @@ class PullServer:
         is_at_most_once = waiting.subscription.group.mode == AT_MOST_ONCE
         return is_at_most_once and selection.count > 0 and not self._at_most_once.covers(selection.taken())
 
-    def _reserve(self, waiting: Waiting, selection: PullSelection) -> Unanswered | None:
+    def _reserve(self, waiting: Waiting, selection: PullSelection) -> TooFew | None:
         """Have a block for the choice written to disk; the pull waits for it, and chooses again then."""
         group = waiting.subscription.group
         ends = self._at_most_once.block_ends(group, selection.taken(), selection.row_cursors)
@@ -227,7 +227,7 @@ class PullServer:
         self._reads.begin(reserve, selection.stopped_at)
         return _NONE_READY
 
-    def _redeliver(self, waiting: Waiting, offer: Offer, final: bool) -> Unanswered | None:
+    def _redeliver(self, waiting: Waiting, offer: Offer, final: bool) -> TooFew | None:
         """Answer a pull of a group's consumer with messages that are delivered again, as the *offer* allows."""
         pull, subscription = waiting.pull, waiting.subscription
         redelivery, now_us = self._tracker.redelivery, self._tracker.now.wall_us
@@ -254,7 +254,7 @@ class PullServer:
         self._effects.append(PulledMessages(pull.connection, pull.request, *fields))
         return None
 
-    def _serve_blocking(self, waiting: Waiting, most: int, due: DueRanks) -> Unanswered | None:
+    def _serve_blocking(self, waiting: Waiting, most: int, due: DueRanks) -> TooFew | None:
         """Answer a pull with up to _WAITED_BYTES that the broker's own thread reads, while everybody waits. Its thread
         for reads has read the same bytes, and they had left memory again.
         """
@@ -272,7 +272,7 @@ class PullServer:
             self.refuse(waiting, failed)
             return None
 
-    def _answer(self, waiting: Waiting, selection: PullSelection, final: bool) -> Unanswered | None:
+    def _answer(self, waiting: Waiting, selection: PullSelection, final: bool) -> TooFew | None:
         """Answer a pull with the choice. Where none of it could be read, the pull goes on behind it."""
         encoder = AnswerEncoder(self._store, self.damaged, checks=waiting.pull.checks)
         buffers = encoder.encode(selection.parts)
@@ -280,7 +280,7 @@ class PullServer:
 
     def _complete(
         self, waiting: Waiting, selection: PullSelection, encoder: AnswerEncoder, buffers: list[Buffer], final: bool
-    ) -> Unanswered | None:
+    ) -> TooFew | None:
         pull, subscription = waiting.pull, waiting.subscription
         size = sum(map(len, buffers))
         ranges: tuple[tuple[int, int, int], ...] = ()
