@@ -234,11 +234,20 @@ class Law:
                     found.add(message)
         return found
 
+    def letters(self) -> list[dict[str, Any]]:
+        """Return the rows of all dead letters, of which an answer may have a part only."""
+        rows, after = list[dict[str, Any]](), 0
+        while after is not None:
+            answer = self.ask("dead_letters", after=after)
+            rows += answer["rows"]
+            after = answer["after"]
+        return rows
+
     def dead(self) -> Counter[Message]:
         """Return the messages of the dead letters."""
         if self.retains:
-            return Counter({_SOME: len(self.ask("dead_letters")["rows"])})
-        return Counter(letter_of(row, self.log).message for row in self.ask("dead_letters")["rows"])
+            return Counter({_SOME: len(self.letters())})
+        return Counter(letter_of(row, self.log).message for row in self.letters())
 
     def end(self, message: Message, how: str) -> None:
         """Note that a life of a message has ended."""
@@ -572,7 +581,7 @@ class Law:
 
     def some_dead(self, name: str) -> None:
         """Redrive or delete some dead letters."""
-        rows = self.ask("dead_letters")["rows"][:: self.chance.choice([1, 2])]
+        rows = self.letters()[:: self.chance.choice([1, 2])]
         if rows:
             numbers = [row["number"] for row in rows]
             answer = self.ask("redrive" if name == "redrive" else "delete_dead", numbers=numbers)
