@@ -25,6 +25,7 @@ from qmq.broker.find.find import Finds
 from qmq.broker.find.get import GetMessages
 from qmq.broker.find.resend import Resends
 from qmq.broker.find.trace.traces import Traces
+from qmq.broker.groups.accounts import UnaccountedMessages
 from qmq.broker.groups.group import Group
 from qmq.broker.groups.membership import Broadcasts
 from qmq.broker.groups.name_order import NameOrder
@@ -616,6 +617,10 @@ class Broker:
         """Return the groups whose messages keep a segment that is old enough to go."""
         return self._retention.holders()
 
+    def unaccounted(self) -> list[UnaccountedMessages]:
+        """Return the groups that have messages for which records do not account, as of the last checkpoint."""
+        return self._delivery.subscriptions.accounts.problems()
+
     def take_unreceipted(self) -> list[UnreceiptedSegment]:
         """Return the segments that retention has long kept for want of an archive receipt, once each."""
         unreceipted, self._retention.unreceipted = self._retention.unreceipted, []
@@ -683,6 +688,7 @@ class Broker:
         """
         self._intake.turn()
         self._records.write_all()
+        groups = self._delivery.subscriptions.packed(self._visible())  # while all messages that they passed are there
         self._retention.drop_ready(now)
         upto = [part.claimable for part in self._store.partitions]
         small = self._producers.bytes_remembered() <= _PRODUCERS_AT_ONCE_BYTES
@@ -700,7 +706,7 @@ class Broker:
             self._producers_upto = upto
             self._producers_seen = self._delaying.seen()
         state = {
-            "groups": self._delivery.subscriptions.packed(self._visible()),
+            "groups": groups,
             "producers": self._producers_packed,
             "producers_upto": msgpack.packb([self._producers_upto, self._producers_seen]),
         }

@@ -82,6 +82,8 @@ class BrokerFacts(NamedTuple):
     wall_us: int = 0
     #: How many subjects, priorities and slots of order keys there ever were.
     subject_numbers: int = 0
+    #: Texts about groups that have messages for which records do not account.
+    unaccounted: tuple[str, ...] = ()
 
 
 class FoundProblem(NamedTuple):
@@ -207,6 +209,8 @@ def _group_problems(facts: BrokerFacts) -> Iterable[FoundProblem]:
             "delete the groups, or set retention_max_ms"
         )
         yield FoundProblem("retention_waits", "warning", text)
+    for text in facts.unaccounted[:NAMED]:
+        yield FoundProblem("unaccounted", "error", text)
     for code, text in facts.untaken:
         yield FoundProblem(code, "warning", text)
 

@@ -359,6 +359,7 @@ class RunningBroker:
             max(self.store.partition(partition).room.refused_bytes for partition in self.store.all_partitions()),
             clock_behind_us=self.store.last_stored_at_us - self._clock().wall_us, wall_us=self._clock().wall_us,
             subject_numbers=self.store.subjects.count,
+            unaccounted=tuple(one.text for one in self.broker.unaccounted()),
         )  # fmt: skip
 
     def _check(self, wanted: CheckWanted) -> None:

@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine
 
 from qmq.broker.groups.counts import COUNT_NAMES
 from qmq.broker.groups.group_state import MESSAGE_LIFE, MessageEvent, MessageState
+from qmq.broker.groups.passed import wrongly_passed
 from qmq.broker.journal.record_types import RecordKind
 from qmq.broker.ports.commands import Administer, Subscribe
 from qmq.broker.ports.effects import Administered, PulledMessages, Refused, Subscribed
@@ -121,6 +122,10 @@ class GroupCalls(RuleBasedStateMachine):
         letters = [letter_of(row, self.log) for row in self.ask("dead_letters")["rows"]]
         assert row["filtered"] == self.group.filtered
         assert content(self.driven, row, letters) == self.group.content(self.now_us)
+        held = row["in_flight"] + row["in_retry"] + row["dead"]
+        assert ledger_of(self.driven).totals.held == held, "the totals say what is held"
+        assert wrongly_passed(self.driven.store, self.driven.broker.groups["g"]) is None
+        assert not self.driven.broker.unaccounted()
 
     def check_steps(self, written: set[int]) -> None:
         """The table of a message's life has each change of the model since the last look, with a record that the

@@ -129,8 +129,9 @@ class Driven:
         assert not report.faults, report.faults
 
     def checkpoint(self) -> None:
-        """Take a checkpoint."""
+        """Take a checkpoint; the messages of all groups must add up."""
         checkpoint = self.store.begin_checkpoint(self.broker.checkpoint_state(self.now))
+        assert not self.broker.unaccounted()
         try:
             checkpoint.write()
         except StorageError as error:

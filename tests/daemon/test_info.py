@@ -94,6 +94,7 @@ WRONG = {
         code: SOUND._replace(untaken=(UntakenName(code, "no group follows the subject 'a'"),))
         for code in ("not_taken", "no_consumer", "not_followed", "beside_prefix")
     },
+    "unaccounted": SOUND._replace(unaccounted=("group g has 1 message in flight, and must have 2",)),
     "open_to_network": SOUND._replace(host="0.0.0.0"),
     "producers_nearly_full": SOUND._replace(used={"max_producers": 80_000, "max_subjects": 0}),
     "subjects_nearly_full": SOUND._replace(used={"max_producers": 0, "max_subjects": 800_000}),

@@ -40,6 +40,7 @@ async def test_what_a_broker_has_left_is_served(path: Path, tmp_path: Path) -> N
             assert [message.id for message in held] == expected["held"], "what was in flight comes again"
             for message in held:
                 await message.ack()
+    assert not broker.broker.unaccounted()
     assert verify(data, Disk()).is_good
 
 
@@ -64,6 +65,7 @@ async def test_all_that_waits_in_it_comes_in_time(path: Path, tmp_path: Path) ->
         assert set(expired) <= {"expired"}
         assert len(bodies) + len(expired) == waiting
         await _send_and_take(client)
+    assert not broker.broker.unaccounted()
     assert bodies.count(b"in a year") == 1
     assert b"cancelled" not in bodies
     assert verify(data, Disk()).is_good

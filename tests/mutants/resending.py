@@ -58,7 +58,7 @@ OF_RESENDS: Final = (
     Mutant(
         "let dead letters that are resent be dead no more",
         "Ledger._resend",
-        skip("self.dead.take_out(number, number + 1)"),
+        skip("self.totals.deleted += self.dead.take_out(number, number + 1)"),
         _RULES,
     ),
     Mutant(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from tests.mutants.accounting import OF_ACCOUNTS
 from tests.mutants.consuming import CONSUMING
 from tests.mutants.delays import OF_DELAYS
 from tests.mutants.encrypting import OF_TLS
@@ -37,6 +38,7 @@ SAFEGUARDS: Final = (
     *ROTTING,
     *MODELLED,
     *HANDING_OVER,
+    *OF_ACCOUNTS,
     *OF_DELAYS,
     *OF_HISTORY,
     *OF_KEY_INDEXES,
@@ -90,7 +92,7 @@ SAFEGUARDS: Final = (
     ),
     Mutant(
         "count after a kill what was filtered",
-        "Ledger._passed",
+        "Ledger._left_out",
         skip("self._returning.filtered += filtered"),
         ("tests/broker/delivery/test_filters.py",),
     ),

@@ -18,6 +18,7 @@ import pytest
 from qmq.broker.delivery import select, tracker
 from qmq.broker.delivery.order import scan
 from qmq.broker.groups.group import Group
+from qmq.broker.groups.passed import wrongly_held, wrongly_passed
 from qmq.broker.ports.commands import (
     Ack,
     Disconnected,
@@ -207,6 +208,10 @@ class Law:
         }, (row, len(ready), len(in_flight), len(waiting), len(dead), self.ends)  # fmt: skip
         settled = self.ends.total() + len(dead)
         assert self.lives == settled + len(ready) + len(in_flight) + len(waiting), "the states add up to all lives"
+        assert ledger.totals.held == len(in_flight) + len(waiting) + len(dead), "the totals say what is held"
+        if self.mode == "reliable":
+            self.counts["passed is compared"] += self.group.is_comparable
+            assert wrongly_passed(driven.store, self.group) is None
 
     def check_counts(self) -> None:
         """Check that the states add up to all lives, where it is not known which messages are in which."""
@@ -215,6 +220,8 @@ class Law:
             assert row["in_flight"] == sum(member.in_flight.count for member in ledger.members.values())
             assert row["in_retry"] == ledger.retries.count
             assert row["dead"] == self.dead().total()
+            assert wrongly_held(self.group) is None
+            assert wrongly_passed(self.driven.store, self.group) is None
             if self.lives == self.ends.total() + sum(row.values()):
                 return
             # What leaves is counted as skipped, and as ready as well until it is gone.

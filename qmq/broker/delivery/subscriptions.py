@@ -11,6 +11,7 @@ import msgpack
 
 from qmq.broker.delivery.tracker import DeliveryTracker
 from qmq.broker.delivery.wakeups import Arrivals
+from qmq.broker.groups.accounts import Accounts
 from qmq.broker.groups.group import (
     Group,
     GroupStart,
@@ -54,6 +55,8 @@ class Subscriptions:
         self._durable = durable
         self.groups: dict[str, Group] = {}
         self.by_ledger: dict[int, Group] = {}
+        #: The check that what became of the messages of groups adds up.
+        self.accounts = Accounts(store, self.groups)
         #: The number of member groups of each broadcast group.
         self.broadcasts: Counter[str] = Counter()
         self._numbers = itertools.count(1)
@@ -283,7 +286,7 @@ class Subscriptions:
         """Pack the groups that have changed, so that ``packed`` is quick; *visible* returns what that takes."""
         for looked, group in enumerate(list(self.groups.values()), 1):
             if group.is_changed() and self.groups.get(str(group.name)) is group:
-                group.packed(self._store, visible())
+                self._packed(group, visible())
                 yield _PACK_WORK
             if looked % _LOOKED == 0:
                 yield _LOOKED_WORK
@@ -292,19 +295,23 @@ class Subscriptions:
         """Return the groups by name, packed for the checkpoint."""
         header = msgpack.Packer().pack_map_header(len(self.groups))
         rows = [  # a call of each group would take 10 ms for 10,000 that have not changed
-            group.packed(self._store, visible)
+            self._packed(group, visible)
             if group.dirty or (ledger := group.ledger) is None or ledger.changed or ledger.retries.changed
             else group.row
             for group in self.groups.values()
         ]
         return b"".join([header, *rows])
 
+    def _packed(self, group: Group, visible: list[int]) -> bytes:
+        self.accounts.look(group)
+        return group.packed(self._store, visible)
+
     def restore(self, packed: dict[str, Any]) -> None:
         """Restore the groups from what ``packed`` returned."""
         for name, (number, come, ledger) in packed.items():
             fields = msgpack.unpackb(come, strict_map_key=False)
             group = self.add(name, fields["mode"])
-            group.restore(self._store, fields)
+            group.restore(self._store, fields, come)
             self.by_ledger[number] = group
             packed_ledger = msgpack.unpackb(ledger, strict_map_key=False)
             packed_ledger.setdefault("filtered", fields.get("filtered", 0))  # where an older checkpoint has it

@@ -239,6 +239,12 @@ class Retries:
         if attempt > 1:
             self._failed += messages
 
+    def counted(self) -> int:
+        """Return how many messages all retries have, counted one by one where all are in memory; else ``count``."""
+        if len(self._schedule):
+            return self.count
+        return sum(retry.messages.total for queue in (self._due, self._quarantined) for retry in queue)
+
     @property
     def failed(self) -> int:
         """The messages that have failed, of ``count``."""

@@ -350,7 +350,18 @@ class Group:
         self.dirty = True
         #: What ``packed`` has returned.
         self.row = b""
-        self._packed = self._packed_ledger = b""
+        self._packed_ledger = b""
+        #: The cursors and filters as they were packed last, with the count of cursors and their sum then: passed.py
+        #: compares them with those of now, unless ``is_comparable`` is false until the next checkpoint.
+        self.packed_bytes = b""
+        self.packed_cursors = self.packed_sum = 0
+        self.is_comparable = True
+        #: By partition: the end of the last segment of which retention has the group miss messages. Cursors pass these
+        #: with the next messages, or never.
+        self.missed_before: dict[int, int] = {}
+        #: Messages that the cursors have passed without a word, or that were counted and not passed, since the last
+        #: seek.
+        self.unaccounted = 0
 
     def consumers_there(self) -> int:
         """Return how many consumers have a client."""
@@ -414,6 +425,14 @@ class Group:
             subject_filter.arrived.clear()
             subject_filter.scan = None
             subject_filter.reserved, subject_filter.reserving = 0, None
+        self.dirty = True
+        self.packed_bytes, self.packed_cursors, self.packed_sum, self.unaccounted = b"", 0, 0, 0
+        if self.ledger is not None:
+            self.ledger.totals.passed_before = self.ledger.totals.passed
+
+    def compare_anew(self) -> None:
+        """Compare no cursors up to the next checkpoint: what lies between them and those of the last is not known."""
+        self.is_comparable = False
         self.dirty = True
 
     def covering(self, prefix: str) -> SubjectFilter | None:
@@ -501,6 +520,8 @@ class Group:
             fields = {
                 "mode": self.mode,
                 "skipped": self.skipped,
+                "unaccounted": self.unaccounted,
+                "missed_before": self.missed_before,
                 "cursors": self.cursors.packed(),
                 "filters": [
                     (
@@ -518,17 +539,28 @@ class Group:
                     for subject_filter in self.all_filters()
                 ],
             }
-            self._packed = msgpack.packb(fields)
+            self.packed_bytes = msgpack.packb(fields)
+            self._note_packed()
             self.dirty = False
         self._packed_ledger = ledger
-        self.row = msgpack.packb(self.name) + msgpack.packb((self.ledger.number, self._packed, ledger))
+        self.row = msgpack.packb(self.name) + msgpack.packb((self.ledger.number, self.packed_bytes, ledger))
         return self.row
 
-    def restore(self, store: Store, packed: dict[str, Any]) -> None:
-        """Take over cursors from ``packed``."""
+    def _note_packed(self) -> None:
+        self.packed_cursors, self.packed_sum = int(np.count_nonzero(self.cursors.known)), int(self.cursors.known.sum())
+        self.is_comparable = True
+        if self.ledger is not None:
+            self.ledger.totals.passed_before = self.ledger.totals.passed
+
+    def restore(self, store: Store, packed: dict[str, Any], packed_bytes: bytes) -> None:
+        """Take over cursors from ``packed``, which *packed_bytes* are."""
         numbers, sequences = packed["cursors"]
         self.cursors.restore(numbers, sequences, store.subjects.is_forgotten)
+        self.packed_bytes = packed_bytes
+        self._note_packed()
         self.skipped = packed["skipped"]
+        self.unaccounted = packed.get("unaccounted", 0)  # an older program has not counted it
+        self.missed_before = packed.get("missed_before", {})
         for prefix, ordinal, start, positions, reserved, has_ended, lanes in packed["filters"]:
             begin = GroupStart(StartRule(*start), *_rows_at(store, positions))
             subject_filter = self.follow(prefix, begin, ordinal)

@@ -23,6 +23,7 @@ from qmq.broker.groups.order_slots import OrderSlots
 from qmq.broker.groups.resends import GroupResends, ResendProgress
 from qmq.broker.groups.setbacks import Setbacks
 from qmq.broker.groups.settings import ResolvedSettings
+from qmq.broker.groups.totals import MessageTotals
 from qmq.broker.journal.record_types import (
     LEAVING_RANGES,
     MOST_RANGES_A_RECORD,
@@ -178,7 +179,9 @@ class Ledger:
         self.dead = dead
         #: The events since the broker's start.
         self.counts = GroupCounts()
-        self._returning = Returning(self.retries, dead, self.counts)
+        #: What became of its messages in all.
+        self.totals = MessageTotals()
+        self._returning = Returning(self.retries, dead, self.counts, self.totals)
         #: What befell its consumers of late.
         self.setbacks = self._returning.setbacks
         #: The names of handovers from other brokers, the oldest first.
@@ -208,6 +211,11 @@ class Ledger:
         if self._there[0] != self.version:
             self._there = self.version, sum(member.is_there for member in self.members.values())
         return self._there[1]
+
+    def held(self) -> int:
+        """Return how many messages are in flight, in retry and dead."""
+        in_flight = sum(member.in_flight.count for member in self.members.values())
+        return in_flight + self.retries.counted() + len(self.dead)
 
     def use_order(self, order: OrderSlots) -> None:
         """Keep the order of slots from now on."""
@@ -295,9 +303,11 @@ class Ledger:
         if member is None:
             return
         self._returning.let_go(member, why, member.in_flight.next_sequence, now_us)
-        if why == LeaveReason.CLOSED and self.order is not None:
-            for start, end in member.in_flight.unhandled():
-                self.order.settled(member.number, start, end)
+        if why == LeaveReason.CLOSED:
+            self.totals.dropped += member.in_flight.count
+            if self.order is not None:
+                for start, end in member.in_flight.unhandled():
+                    self.order.settled(member.number, start, end)
         member.leaving = 0
         self._emptied(member)
         member.closed = True
@@ -345,6 +355,7 @@ class Ledger:
             several = list(map(_MAKE_IN_FLIGHT, zip(ranges, repeat(1), repeat(0), strict=False)))
             pull = in_flight.add(several, size, now_us)
         self.counts.delivered += pull.total
+        self.totals.handed += pull.total
         return pull
 
     def passed(
@@ -357,7 +368,7 @@ class Ledger:
         consumer, first = (0, 0) if member is None else (member.number, member.in_flight.next_sequence)
         fields = [consumer, first, size, now_us, flat(ranges), flat(given), filtered, skipped, where]
         self._record(RecordKind.PASSED, self._packed(fields))
-        self._returning.filtered += filtered
+        self._left_out(filtered, skipped)
         if member is not None and given:
             self.was_again = False
             self.counts.delivered += self._hold(member, given, size, now_us).total
@@ -368,8 +379,13 @@ class Ledger:
     ) -> bool:  # fmt: skip
         if given and not self._pulled(number, first, size, now_us, given, where):
             return False
-        self._returning.filtered += filtered
+        self._left_out(filtered, skipped)
         return True
+
+    def _left_out(self, filtered: int, skipped: int) -> None:
+        self._returning.filtered += filtered
+        self.totals.filtered += filtered
+        self.totals.skipped += skipped
 
     def _pulled(self, number: int, first: int, size: int, now_us: int, fields: list[int], where: list[Any]) -> bool:
         member = self._consumers.there(number)
@@ -381,7 +397,9 @@ class Ledger:
 
     def _hold(self, member: Member, ranges: list[MessageRange], size: int, now_us: int) -> InFlightPull:
         member.pulled_us = now_us
-        return member.in_flight.add([InFlightRange(messages, 1, 0) for messages in ranges], size, now_us)
+        pull = member.in_flight.add([InFlightRange(messages, 1, 0) for messages in ranges], size, now_us)
+        self.totals.handed += pull.total
+        return pull
 
     def pulled_again(self, member: Member, taken: list[TakenRetry], size: int, now_us: int) -> InFlightPull:
         """Put retries in flight."""
@@ -438,6 +456,7 @@ class Ledger:
             self.order.settled(member.number, start, end)
         member.in_flight.move_ack_floor(end, now_us)
         self.counts.acked += end - start
+        self.totals.acked += end - start
         member.progress = True
         member.handled_us = now_us
         if member.quarantined:
@@ -449,6 +468,7 @@ class Ledger:
         new, refused = member.in_flight.ack(intervals, now_us)
         member.handled_us = now_us
         self.counts.acked += new
+        self.totals.acked += new
         member.progressed(new)
         return new, refused
 
@@ -497,6 +517,7 @@ class Ledger:
             del self.handed[next(iter(self.handed))]
         in_flight = InFlightRange(MessageRange(*messages), attempt, 0)
         is_reject = disposition == Disposition.REJECT
+        self.totals.handed_over += in_flight.messages.total
         if self.order is not None:
             self.order.came([in_flight.messages], is_new=True)
         self.retries.add_each(
@@ -512,7 +533,9 @@ class Ledger:
         if self.order is not None:
             self.order.came(unflat(fields), is_new=True)
         failure = Failure("restored", 0, 0, now_us, now_us)
-        self.retries.add_all([(messages, 1, 0) for messages in unflat(fields)], False, failure)
+        several = unflat(fields)
+        self.totals.restored += sum(messages.total for messages in several)
+        self.retries.add_all([(messages, 1, 0) for messages in several], False, failure)
 
     def resend(
         self, run: bytes, progress: ResendProgress, letters: list[int], ranges: list[MessageRange], now_us: int
@@ -528,11 +551,13 @@ class Ledger:
     ) -> None:  # fmt: skip
         self.resends.note(run, ResendProgress(selection, tuple(upto), tuple(counts)))
         for number in letters:
-            self.dead.take_out(number, number + 1)
+            self.totals.deleted += self.dead.take_out(number, number + 1)
         if self.order is not None:
             self.order.came(unflat(fields))
         failure = Failure("resent", 0, 0, now_us, now_us)
-        self.retries.add_all([(messages, 1, 0) for messages in unflat(fields)], False, failure)
+        several = unflat(fields)
+        self.totals.resent += sum(messages.total for messages in several)
+        self.retries.add_all([(messages, 1, 0) for messages in several], False, failure)
 
     # --- dead letters ------------------------------------------------------------------------------------------------
 
@@ -550,9 +575,9 @@ class Ledger:
 
     def _forget(self, numbers: list[int] | None, now_us: int) -> None:
         if numbers is None:
-            self.dead.take_out(1, 1 << 62)
+            self.totals.deleted += self.dead.take_out(1, 1 << 62)
         for number in numbers or ():
-            self.dead.take_out(number, number + 1)
+            self.totals.deleted += self.dead.take_out(number, number + 1)
 
     # --- carrying forward, seeking -------------------------------------------------------------------------------
 
@@ -605,6 +630,7 @@ class Ledger:
             self._leave(member.number, LeaveReason.CLOSED, now_us)
         if clear_retries:
             self.retries.clear()
+            self.totals.begin(self.held())
         if self.order is not None:
             self.order.is_stale = True
 
@@ -634,6 +660,7 @@ class Ledger:
             "restored": self.restored.packed(),
             "resends": self.resends.packed(),
             "filtered": self.filtered,
+            "totals": self.totals.packed(),
         }
 
     def restore(self, fields: dict[str, Any]) -> None:
@@ -647,6 +674,10 @@ class Ledger:
         self._returning.filtered = fields["filtered"]
         names = fields["handed"]
         self.handed = {names[at : at + HANDED_SIZE]: None for at in range(0, len(names), HANDED_SIZE)}
+        if "totals" in fields:
+            self.totals.restore(fields["totals"])
+        else:  # an older program has written it
+            self.totals.begin(self.held())
 
     # --- records -----------------------------------------------------------------------------------------------------
 
@@ -779,7 +810,7 @@ class RestoredRuns:
 class Returning:
     """Decides for one group whether messages that come back from a consumer become retries or dead letters."""
 
-    def __init__(self, retries: Retries, dead: ItemLog, counts: GroupCounts) -> None:
+    def __init__(self, retries: Retries, dead: ItemLog, counts: GroupCounts, totals: MessageTotals) -> None:
         self.settings = ResolvedSettings()
         self.order: OrderSlots | None = None
         #: Messages that have none of the group's tags: no consumer gets them, or gets them again.
@@ -787,6 +818,7 @@ class Returning:
         self._retries = retries
         self._dead = dead
         self._counts = counts
+        self._totals = totals
         self.setbacks = Setbacks()
 
     def back(self, member: Member, rows: Iterable[list[Any]], reasons: list[str], now_us: int) -> None:
@@ -803,6 +835,7 @@ class Returning:
             self._counts.handed_back(disposition, end - start)
             if disposition == Disposition.FILTER:
                 self.filtered += end - start
+                self._totals.filtered_later += end - start
                 if self.order is not None:
                     self.order.settled(member.number, start, end)
             elif disposition == Disposition.RELEASE:

@@ -88,6 +88,8 @@ class GroupAdvance:
             if not subject_filter.exact:
                 subject_filter.row_cursors[self._target.partition] = self._end_row
         group.skipped += skipped
+        if skipped:
+            group.missed_before[self._target.partition] = self._target.end
         group.dirty = True
         if group.ledger is not None:
             fields = [group.ledger.number, self._target.partition, self._target.end, skipped, cursors]
@@ -142,4 +144,6 @@ def replay(store: Store, group: Group, partition: int, position: int, skipped: i
             known = group.cursors.upto(number + 1)
             known[number] = max(int(known[number]), cursor)
     group.skipped += skipped
+    if skipped:
+        group.missed_before[partition] = position
     group.dirty = True

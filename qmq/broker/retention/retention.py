@@ -381,6 +381,9 @@ class Retention:
         """Put the segment off: it cannot go now."""
         assert self._dropping is not None
         self._put_off[self._dropping.target.partition, self._dropping.target.base] = now.monotonic_us + _AGAIN_US
+        if self._dropping.is_chosen:  # groups that began behind the segment have begun in it after all
+            for group in self._delivery.subscriptions.groups.values():
+                group.compare_anew()
         self._dropping = None
         self._store.stay()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any, Final
 
 import msgpack
@@ -15,6 +16,8 @@ from qmq.broker.retention import advance_groups as moving
 from qmq.broker.startup.rewind import Rewind, hand_out_unrecorded
 from qmq.errors import UnknownGroup
 from qmq.storage.store import Store
+
+log = logging.getLogger("qmq.broker")
 
 #: Behind all positions.
 _END: Final = 1 << 64
@@ -87,9 +90,22 @@ class GroupReplay:
         if files.generations_since:
             for ledger in self._tracker.ledgers.values():
                 ledger.skip_sequences(files.generations_since * _UNSEEN)
+        if files.generations_since or self._store.recovery.may_lack_messages:
+            self._compare_anew()
         lost = files.is_rotten and may_lack_reserves(files.holes, files.torn, records)
         self._delivery.at_most_once.resume(groups.values(), lost=lost)
         self._tracker.restored()
+
+    def _compare_anew(self) -> None:
+        """Leave the cursors of groups uncompared with what records count up to the next checkpoint."""
+        groups = self._subscriptions.groups.values()
+        for group in groups:
+            group.compare_anew()
+        if groups:
+            log.info(
+                "messages or records may be gone, so what the cursors of groups pass is compared with their records "
+                "from the next checkpoint on"
+            )
 
     def _replay_record(self, group: Group, kind: int, fields: list[Any]) -> None:
         if kind == RecordKind.SEEK:

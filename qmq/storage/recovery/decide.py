@@ -194,8 +194,16 @@ class RecoveryReport:
     #: The machine may have lost power: positions and sequences continue past the reserve.
     power_loss: bool
     source: RecoverySource
+    #: The last checkpoint is rotten or makes no sense, so an older one was used, or none.
+    lost_checkpoint: bool = False
     #: The number by which sequences were raised.
     raised_by: int = 0
     partitions: list[PartitionReport] = field(default_factory=list)
     #: Notes for the operator, a sentence each.
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def may_lack_messages(self) -> bool:
+        """Whether messages that were visible before may be gone, or have other sequences."""
+        is_damaged = any(one.holes or one.damaged or one.jumped for one in self.partitions)
+        return self.power_loss or self.lost_checkpoint or bool(self.raised_by) or is_damaged

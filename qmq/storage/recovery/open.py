@@ -29,6 +29,7 @@ from qmq.storage.meta.checkpoint import (
     list_checkpoints,
     read_checkpoint,
 )
+from qmq.storage.meta.checkpoint import PREFIX as CHECKPOINT_PREFIX
 from qmq.storage.meta.gaps import Gaps
 from qmq.storage.meta.identity import (
     COPY_NAMES,
@@ -106,8 +107,11 @@ def open_directory(
     lock = DirectoryLock.acquire(disk, directory, now_us)
     opening = _Opening(directory, options, disk, now_us, lock)
     try:
+        discarded = list(discarded)
         _discard(disk, discarded)
-        return opening.run()
+        opened = opening.run()
+        opened.report.lost_checkpoint |= any(path.name.startswith(CHECKPOINT_PREFIX) for path in discarded)
+        return opened
     except BaseException:
         opening.abandon()
         lock.release()
@@ -169,6 +173,7 @@ class _Opening:
             reasons = "; ".join(copy.reason for copy in copies)
             raise BadBytes(f"{self._directory} has data but no identity: {reasons}; put one of them back from a backup")
         report = RecoveryReport(plan.action is Action.CREATE, facts.clean, False, plan.source)
+        report.lost_checkpoint = facts.checkpoint is FileState.ROTTEN
         report.notes += [reason for state, reason in looked_at if state is FileState.ROTTEN]
         if plan.action is Action.CREATE:
             identity = make_identity(self._disk, self._directory, self._options, self._now_us, self._boot_id)
