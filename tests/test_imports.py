@@ -169,6 +169,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "qmq.storage.verify.skip_ahead",
         "qmq.storage.verify.verify",
         "qmq.daemon.main",
+        "qmq.daemon.verify",
         "qmq_spark.parquet.archive",  # which needs pyarrow, and no Spark
         "qmq.version",
     ),

@@ -36,13 +36,13 @@ from qmq.broker.ports.effects import (
     SyncWanted,
 )
 from qmq.broker.ports.limits import BrokerLimits
+from qmq.daemon.verify import verify
 from qmq.errors import QmqError, StorageError
 from qmq.format.build import RunContent, build_batch, make_header
 from qmq.format.layout import LANE_NORMAL
 from qmq.format.pieces import Run, read_answer
 from qmq.storage.disk.disk import Disk
 from qmq.storage.store import Store, StoreOptions
-from qmq.storage.verify.verify import verify
 from tests.sim.disk import SimulatedDisk
 
 PRODUCER = b"p" * 16

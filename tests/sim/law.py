@@ -44,7 +44,7 @@ from tests.broker.harness import Driven, runs_of_answer
 from tests.broker.model_log import Log, Message
 from tests.broker.test_admin import ask
 from tests.sim.disk import SimulatedDisk
-from tests.sim.life import DIRECTORY
+from tests.sim.life import DIRECTORY, check_files
 
 SESSION_TIMEOUT_MS: Final = 1_000
 NAMES: Final = ("one", "two", "three")
@@ -653,6 +653,8 @@ class Law:
         assert (row["ready"], row["in_flight"], row["in_retry"]) == (0, 0, 0), f"something is left for ever: {row}"
         self.driven.checkpoint()
         self.driven.store.close(clean=True)
+        assert isinstance(self.driven.disk, SimulatedDisk)
+        check_files(self.driven.disk)
 
 
 def run(seed: int, calls: int = 60) -> Counter[str]:

@@ -9,9 +9,9 @@ from typing import Final
 from qmq.broker.ports.commands import Ack, Send, Subscribe, SyncBroken, Synced
 from qmq.broker.ports.effects import PulledMessages, Refused, Subscribed
 from qmq.broker.ports.limits import BrokerLimits
+from qmq.daemon.verify import verify
 from qmq.errors import StorageError, SyncFailed
 from qmq.storage.meta.identity import read_copies
-from qmq.storage.verify.verify import verify
 from tests.broker.harness import Driven, runs_of_answer
 from tests.sim.client import Batch, Client, Found, found_in
 from tests.sim.disk import SimulatedDisk

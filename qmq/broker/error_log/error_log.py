@@ -245,6 +245,18 @@ class Retries:
             return self.count
         return sum(retry.messages.total for queue in (self._due, self._quarantined) for retry in queue)
 
+    def counted_in_files(self) -> int:
+        """Return how many messages all retries have, counted one by one. Reads files."""
+        total = sum(retry.messages.total for queue in (self._due, self._quarantined) for retry in queue)
+        for items in self.scheduled():
+            is_touched = np.isin(items["number"], list(self._taken))
+            for start, end in self._void:
+                is_touched |= (items["number"] >= start) & (items["number"] < end)
+            total += int(items["count"][~is_touched].sum())
+            parts = [part for retry in unpacked(items[is_touched]) for part in self.left_of(retry)]
+            total += sum(part.messages.total for part in parts)
+        return total
+
     @property
     def failed(self) -> int:
         """The messages that have failed, of ``count``."""

@@ -12,10 +12,10 @@ import click
 from qmq.cli.common.errors import EXIT_FAILED, EXIT_USAGE, CommandFailed
 from qmq.cli.common.formatting import number
 from qmq.cli.common.progress import reading_bar
+from qmq.daemon.verify import verify as verify_directory
 from qmq.errors import DirectoryInUse
 from qmq.storage.disk.disk import Disk
 from qmq.storage.verify.verify import Finding, VerifyReport
-from qmq.storage.verify.verify import verify as verify_directory
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -74,22 +74,26 @@ class Schedule(RunOwner):
         self._runs = [self._run(RunClaim(*run)) for run in claim.runs]
         self._next_run = claim.next_run
         self._find_heads()
-        self.push(unpack_items(claim.kept, self._form))
+        self._hold(unpack_items(claim.kept, self._form))
 
     def push(self, items: Items) -> None:
         """Add items. When they are too many for memory and no run can be written (a full disk), they stay there, and
         writing is tried again after some more.
         """
-        step, data = self._form.itemsize, fixed_part(items, self._form).tobytes()
-        several = zip(items["due_us"].tolist(), items["number"].tolist(), reasons_of(items), strict=True)
-        for at, (due_us, number, reason) in enumerate(several):
-            heapq.heappush(self._heap, (due_us, number, data[at * step : (at + 1) * step], reason))
+        self._hold(items)
         if len(self._heap) > max(min(max(MEMORY_ITEMS, len(self) // RUNS), MAX_MEMORY_ITEMS), self._spill_at):
             try:
                 self._spill()
             except StorageError as error:
                 self._damaged.append(error)
                 self._spill_at = len(self._heap) + MEMORY_ITEMS // 8
+
+    def _hold(self, items: Items) -> None:
+        """Put items into memory."""
+        step, data = self._form.itemsize, fixed_part(items, self._form).tobytes()
+        several = zip(items["due_us"].tolist(), items["number"].tolist(), reasons_of(items), strict=True)
+        for at, (due_us, number, reason) in enumerate(several):
+            heapq.heappush(self._heap, (due_us, number, data[at * step : (at + 1) * step], reason))
 
     def _spill(self) -> None:
         """Make a run of all items in memory. Raises StorageFull or StorageFailed; then all stays as it is."""

@@ -15,10 +15,12 @@ import qmq
 from qmq.cli.main import cli
 from qmq.cli.operate.verify import _print_table
 from qmq.daemon.main import RunningBroker
+from qmq.net.server import clock
 from qmq.settings import Settings
 from qmq.storage.disk.dir_lock import DirectoryLock
 from qmq.storage.disk.disk import Disk
 from qmq.storage.verify.report import VerifyReport
+from tests.broker_process import running
 
 BODY = b"something that is easy to find"
 
@@ -83,6 +85,37 @@ def test_json_is_one_object_a_finding_and_one_that_sums_up(spoiled: tuple[Path, 
     assert fault["position"] == 64  # right behind the header of the segment
     assert (summary["good"], summary["faults"], summary["directory"]) == (False, 1, str(directory))
     assert summary["read"]["messages"]["files"] == 1
+
+
+def test_groups_whose_messages_do_not_add_up_are_a_fault_and_a_problem(tmp_path: Path) -> None:
+    directory = tmp_path / "data"
+
+    async def miscount() -> None:
+        async with running(directory) as broker, qmq.connect(broker.url) as client:
+            await client.send_many("a", [b"x"] * 3)
+            async with client.subscribe("a", group="g") as consumer:
+                for message in await consumer.pull(3):
+                    await message.ack()
+            ledger = broker.broker.groups["g"].ledger
+            assert ledger is not None
+            ledger.totals.acked -= 2
+            await client.admin.set_group("g", max_unacked=5)
+
+    asyncio.run(miscount())
+    text = "group g has 0 messages in flight, in retry and dead, and by its records it must have 2"
+    shown = CliRunner().invoke(cli, ["verify", str(directory)])
+    assert (shown.exit_code, shown.stdout.count(text)) == (1, 1)
+
+    async def problems() -> list[tuple[str, str]]:
+        async with running(directory) as broker, qmq.connect(broker.url) as client:
+            broker.broker.checkpoint_state(clock())
+            (info,) = await client.admin.info()
+        return [(one.level, one.message) for one in info.problems if one.code == "unaccounted"]
+
+    ((level, message),) = asyncio.run(problems())
+    assert level == "error"
+    assert text in message
+    assert "qmq trace" in message
 
 
 def test_a_directory_in_use_ends_with_2_and_names_who_uses_it(data: Path) -> None:
