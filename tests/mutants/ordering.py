@@ -93,6 +93,15 @@ OF_ORDER: Final = (
         _WAITING + _SCAN,
     ),
     Mutant(
+        "read again what is younger than rows that are read again",
+        "OrderedScan._read_again",
+        instead(
+            'self._rows["stored_at_us"] >= self._first_stamp(firsts)',
+            "self._numbers >= np.array(firsts)[self._partitions]",
+        ),
+        _ORDER,
+    ),
+    Mutant(
         "decide once a pull which slots a consumer gets",
         "OrderedScan.take",
         always("chooser is None"),

@@ -194,17 +194,30 @@ class OrderedScan:
             self._forgotten_from = [None] * len(self._forgotten_from)
 
     def _read_again(self, slots: list[int]) -> bool:
-        """Go back to the first forgotten row of these slots; return False where that is not worth it."""
+        """Go back to the first forgotten row of these slots; return False where that is not worth it.
+
+        Rows that are read again come after those that stay remembered, so only rows stored before them may stay.
+        """
         rows = map(min, zip(*(self._forgotten[slot].rows for slot in slots), strict=True))
         firsts = list(map(min, self._next_rows, map(max, rows, self._filter.row_cursors)))
+        later = self._waits & (self._rows["stored_at_us"] >= self._first_stamp(firsts))
+        for partition in set(self._partitions[later].tolist()):
+            firsts[partition] = min(
+                firsts[partition], int(self._numbers[later & (self._partitions == partition)].min())
+            )
         if sum(self._next_rows) - sum(firsts) > min(AGAIN_ROWS, AGAIN_ROWS_A_SLOT * len(slots)):
             return False
         self._next_rows = firsts
-        if len(self._waits):
-            self._waits &= self._numbers < np.array(firsts)[self._partitions]
+        self._waits &= ~later
         for slot in slots:
             self._remind(slot)
         return True
+
+    def _first_stamp(self, firsts: list[int]) -> int:
+        """Return when the first of the rows from *firsts* on was stored that were read before."""
+        logs = [part.consumer_log for part in self._store.partitions]
+        again = [number for number, first in enumerate(firsts) if first < self._next_rows[number]]
+        return min((int(logs[number].rows(firsts[number], 1)["stored_at_us"][0]) for number in again), default=1 << 63)
 
     def _remind(self, slot: int) -> None:
         del self._forgotten[slot]

@@ -452,6 +452,42 @@ def test_forgotten_rows_of_a_freed_slot_come_in_stored_order(
     driven.close()
 
 
+def test_rows_that_are_read_again_come_behind_older_ones_of_other_partitions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slot lies in several partitions where batches that begin with other subjects have messages of it."""
+    monkeypatch.setattr("qmq.broker.delivery.order.scan.MOST_PASSED", 4)
+    driven = Slots(tmp_path, partitions=2)
+    leaders = {driven.send_runs(RunContent(f"z.{number}", [b"z"], None)).partition: number for number in range(9)}
+
+    def put(key: str, partition: int, times: int = 1) -> None:
+        for _ in range(times):
+            body = f"{key} {driven.numbers[key]}"
+            driven.numbers[key] += 1
+            lead = RunContent(f"z.{leaders[partition]}", [b"z"], None)
+            sent = driven.send_runs(lead, RunContent("a.b", [body.encode()], None, LANE_ORDERED | ord(key)))
+            assert sent.partition == partition
+
+    one = driven.join("one")
+    put("l", 1)
+    first = driven.take(one)
+    assert texts(first) == ["l 0"]
+    two, three = driven.join("two"), driven.join("three")
+    put("l", 1)
+    put("m", 1)
+    put("k", 1)
+    put("k", 0)
+    put("l", 1, 4)
+    mine = driven.take(two)
+    assert texts(mine) == ["m 0"], "k is left to three; the rows of l are forgotten, those of k are not"
+    driven.ack(one, *numbers_of(first))
+    driven.ack(two, *numbers_of(mine))
+    for gone in (one, three):
+        driven.do(Unsubscribe(gone.connection, driven.request(), gone.subscription))
+    assert texts(driven.take(two)) == ["l 1", "k 0", "k 1", *(f"l {number}" for number in range(2, 6))]
+    driven.close()
+
+
 def test_forgotten_rows_that_retention_drops_hold_nothing_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("qmq.broker.delivery.order.scan.MOST_PASSED", 6)
     driven = Slots(tmp_path, retention_max_ms=HOUR_MS, segment_bytes=8 << 10, max_frame_bytes=4 << 10)
