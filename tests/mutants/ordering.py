@@ -102,6 +102,12 @@ OF_ORDER: Final = (
         _ORDER,
     ),
     Mutant(
+        "go back for forgotten slots in partitions that had none of their rows",
+        "OrderedScan._has_room",
+        instead("first is None", "row == self._next_rows[partition]"),
+        _ORDER,
+    ),
+    Mutant(
         "decide once a pull which slots a consumer gets",
         "OrderedScan.take",
         always("chooser is None"),

@@ -326,8 +326,9 @@ class OrderedScan:
             self._forgotten[slot] = _Forgotten(sequence, tuple(firsts))
         self._is_forgotten = _upto(self._is_forgotten, self._store.subjects.count)
         self._is_forgotten[slots] = True
-        for partition in set(partitions.tolist()):
-            row, first = int(first_rows[:, partition].min()), self._forgotten_from[partition]
+        # Also of partitions without such rows: later ones of the slots are passed there, too.
+        for partition, row in enumerate(first_rows.min(axis=0).tolist()):
+            first = self._forgotten_from[partition]
             self._forgotten_from[partition] = row if first is None else min(first, row)
         self._waits[left[index]] = False
         return True

@@ -452,32 +452,37 @@ def test_forgotten_rows_of_a_freed_slot_come_in_stored_order(
     driven.close()
 
 
+class SpreadSlots(Slots):
+    """Slots with messages in two partitions: each message lies where the first message of its batch has put it."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory, partitions=2)
+        self.leads = {
+            self.send_runs(RunContent(f"z.{number}", [b"z"], None)).partition: f"z.{number}" for number in range(9)
+        }
+
+    def put_in(self, partition: int, *keys: str) -> None:
+        for key in keys:
+            body = f"{key} {self.numbers[key]}"
+            self.numbers[key] += 1
+            lead = RunContent(self.leads[partition], [b"z"], None)
+            sent = self.send_runs(lead, RunContent("a.b", [body.encode()], None, LANE_ORDERED | ord(key)))
+            assert sent.partition == partition
+
+
 def test_rows_that_are_read_again_come_behind_older_ones_of_other_partitions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A slot lies in several partitions where batches that begin with other subjects have messages of it."""
     monkeypatch.setattr("qmq.broker.delivery.order.scan.MOST_PASSED", 4)
-    driven = Slots(tmp_path, partitions=2)
-    leaders = {driven.send_runs(RunContent(f"z.{number}", [b"z"], None)).partition: number for number in range(9)}
-
-    def put(key: str, partition: int, times: int = 1) -> None:
-        for _ in range(times):
-            body = f"{key} {driven.numbers[key]}"
-            driven.numbers[key] += 1
-            lead = RunContent(f"z.{leaders[partition]}", [b"z"], None)
-            sent = driven.send_runs(lead, RunContent("a.b", [body.encode()], None, LANE_ORDERED | ord(key)))
-            assert sent.partition == partition
-
+    driven = SpreadSlots(tmp_path)
     one = driven.join("one")
-    put("l", 1)
+    driven.put_in(1, "l")
     first = driven.take(one)
     assert texts(first) == ["l 0"]
     two, three = driven.join("two"), driven.join("three")
-    put("l", 1)
-    put("m", 1)
-    put("k", 1)
-    put("k", 0)
-    put("l", 1, 4)
+    driven.put_in(1, "l", "m", "k")
+    driven.put_in(0, "k")
+    driven.put_in(1, "l", "l", "l", "l")
     mine = driven.take(two)
     assert texts(mine) == ["m 0"], "k is left to three; the rows of l are forgotten, those of k are not"
     driven.ack(one, *numbers_of(first))
@@ -485,6 +490,25 @@ def test_rows_that_are_read_again_come_behind_older_ones_of_other_partitions(
     for gone in (one, three):
         driven.do(Unsubscribe(gone.connection, driven.request(), gone.subscription))
     assert texts(driven.take(two)) == ["l 1", "k 0", "k 1", *(f"l {number}" for number in range(2, 6))]
+    driven.close()
+
+
+def test_rows_of_a_forgotten_slot_that_come_in_another_partition_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("qmq.broker.delivery.order.scan.MOST_PASSED", 4)
+    driven = SpreadSlots(tmp_path)
+    one = driven.join("one")
+    driven.put_in(1, "l")
+    first = driven.take(one)
+    two = driven.join("two")
+    driven.put_in(1, *"lllll")
+    assert texts(driven.take(two)) == []
+    driven.put_in(0, "l")
+    assert texts(driven.take(two)) == []
+    driven.ack(one, *numbers_of(first))
+    driven.do(Unsubscribe(one.connection, driven.request(), one.subscription))
+    assert texts(driven.take(two)) == [f"l {number}" for number in range(1, 7)]
     driven.close()
 
 
