@@ -45,6 +45,8 @@ class StartRule(NamedTuple):
     kind: str
     value: int
     subjects: int  # subject numbers below this existed then
+    #: For "sequence": when the last message was stored of those that were there then.
+    until_us: int = 0
 
 
 class Cursors:
@@ -788,7 +790,9 @@ def _resolve(store: Store, start: str | tuple[str, int] | None, default: str) ->
         return StartRule("first", 0, subjects), [store.partitions[partition].offered_row for partition in partitions]
     elif start[0] == "sequence":
         assert isinstance(start, tuple)
-        return StartRule("sequence", start[1], subjects), [
+        stamps = [_last_visible_stamp(store, partition) for partition in partitions]
+        until_us = max(stamps) if len(stamps) > 1 else 0  # the numbers of one partition stay as they are
+        return StartRule("sequence", start[1], subjects, until_us), [
             store.partitions[partition].offered_row for partition in partitions
         ]
     else:

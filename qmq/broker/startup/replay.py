@@ -10,7 +10,7 @@ import msgpack
 from qmq.broker.delivery.at_most_once import may_lack_reserves
 from qmq.broker.delivery.pull import Delivery
 from qmq.broker.delivery.wakeups import Arrivals
-from qmq.broker.groups.group import Group, GroupStart, StartRule
+from qmq.broker.groups.group import Group, GroupStart, StartRule, SubjectFilter
 from qmq.broker.journal.record_types import RecordKind
 from qmq.broker.retention import advance_groups as moving
 from qmq.broker.startup.rewind import Rewind, hand_out_unrecorded
@@ -111,6 +111,7 @@ class GroupReplay:
         if kind == RecordKind.SEEK:
             start, positions, clear_retries, _ = fields
             self._seek(group, self._begin(start, positions), clear_retries)
+            self._begin_renumbered(group, StartRule(*start), list(group.all_filters()))
         elif kind == RecordKind.DELETE:
             self._delete(group)
         elif kind == RecordKind.RESERVE:
@@ -136,14 +137,31 @@ class GroupReplay:
             self._tracker.recreate(group, number)
             self._subscriptions.by_ledger[number] = group
         if prefix not in group.filters:
-            self._arrivals.watch(group.follow(prefix, self._begin(start, positions), ordinal))
+            subject_filter = group.follow(prefix, self._begin(start, positions), ordinal)
+            self._arrivals.watch(subject_filter)
+            self._begin_renumbered(group, StartRule(*start), [subject_filter])
 
     def _begin(self, start: list[Any], positions: list[int]) -> GroupStart:
         row_cursors = [
             self._store.partitions[partition].consumer_log.row_at_position(position)
             for partition, position in enumerate(positions)
         ]
-        rule = StartRule(*start)
+        rule, subjects = StartRule(*start), self._store.subjects
         if rule.kind == "time":  # subjects that no checkpoint has may have other numbers now: look all of them up
-            rule = rule._replace(subjects=self._store.subjects.count)
+            rule = rule._replace(subjects=subjects.count)
+        elif rule.until_us:  # their cursors are set
+            rule = rule._replace(subjects=min(rule.subjects, subjects.checkpointed))
         return GroupStart(rule, row_cursors, positions)
+
+    def _begin_renumbered(self, group: Group, rule: StartRule, filters: list[SubjectFilter]) -> None:
+        """Set the cursors of a start at a sequence in subjects that no checkpoint has and that were there then."""
+        store, subjects = self._store, self._store.subjects
+        if not rule.until_us:
+            return
+        for subject_filter in filters:
+            for number in subject_filter.numbers_between(store, subjects.checkpointed, subjects.count).tolist():
+                first = next(iter(store.subject_rows(number, 0, 1)), None)
+                was_there = first is not None and first[1]["stored_at_us"][0] <= rule.until_us
+                if was_there and not group.cursors.get(number):
+                    group.cursors.upto(number + 1)[number] = rule.value
+                    group.compare_anew()

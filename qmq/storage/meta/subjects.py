@@ -154,9 +154,9 @@ class SubjectTable:
 
     __slots__ = (
         "_copied", "_disk", "_fd", "_header", "_heads", "_kinds", "_lane_names", "_names", "_numbers", "_other_lanes",
-        "_pending", "cut_bytes", "damaged", "ends", "firsts", "forgotten_count", "forgotten_end", "gaps", "generation",
-        "has_lanes", "has_private", "is_forgotten", "lane_kinds", "lanes", "length_bytes", "lost", "path",
-        "sequence_base", "sync",
+        "_pending", "checkpointed", "cut_bytes", "damaged", "ends", "firsts", "forgotten_count", "forgotten_end",
+        "gaps", "generation", "has_lanes", "has_private", "is_forgotten", "lane_kinds", "lanes", "length_bytes",
+        "lost", "path", "sequence_base", "sync",
     )  # fmt: skip
 
     def __init__(self, disk: Disk, path: Path, fd: int, header: bytes, records: RegistryContent) -> None:
@@ -182,6 +182,8 @@ class SubjectTable:
         self.sync = SureSync(disk)
         self.length_bytes = records.end
         self.sequence_base = 0
+        #: How many numbers the recovered checkpoint had: a start may have given the others anew.
+        self.checkpointed = 0
         self.gaps = Gaps()
         capacity = _FIRST_CAPACITY
         while capacity < len(self._names):

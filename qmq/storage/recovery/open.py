@@ -367,7 +367,8 @@ class _Opening:
         subjects: SubjectTable,
         replays: list[PartitionReplay],
     ) -> None:
-        sequences = SequenceReplay(subjects, claims.subjects.count if claims is not None else 0)
+        subjects.checkpointed = claims.subjects.count if claims is not None else 0
+        sequences = SequenceReplay(subjects, subjects.checkpointed)
         raised = identity.sequence_base - (claims.sequence_base if claims is not None else 0)
         starts = [
             consumer.row_at_position(replay.claimed) for consumer, replay in zip(self._consumers, replays, strict=True)
