@@ -121,7 +121,8 @@ class Client:
         if sent is not None:
             batch, _ = sent
             batch.unknown |= isinstance(refused.error, SyncFailed)
-            batch.refused = not batch.unknown and not batch.acknowledged
+            is_open = any(other is batch for other, _ in self.sends.values())  # tried twice: the other may be stored
+            batch.refused = not (batch.unknown or batch.acknowledged or is_open)
         self.pulls.pop(refused.request, None)
 
     def _given(self, runs: list[Run], group: str) -> None:
