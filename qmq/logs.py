@@ -124,7 +124,9 @@ class StderrHandler(logging.Handler):
                 self._changed.wait_for(lambda: self._lines or self._ends or (self._dropped and not self._has_failed))
                 lines, self._lines = self._lines, []
                 # What was dropped came after all lines that waited, but before those that follow a failed write.
-                told = Counter(self._dropped) if self._has_failed or not lines else Counter[bool]()
+                told = Counter[bool]()
+                if self._has_failed or not lines:
+                    told, self._dropped = self._dropped, told  # what comes from now on follows that line
             if not lines and not told:
                 return
             head = self._dropped_line(told) if told else b""
@@ -132,9 +134,8 @@ class StderrHandler(logging.Handler):
             with self._changed:
                 self._bytes -= sum(len(line) for line, _ in lines)
                 self._has_failed = not is_written
-                if is_written:
-                    self._dropped -= told
-                else:
+                if not is_written:
+                    self._dropped.update(told)
                     self._dropped.update(is_audit for _, is_audit in lines)
                 self._changed.notify_all()
                 if self._ends and not self._lines:
