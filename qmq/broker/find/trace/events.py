@@ -199,7 +199,7 @@ def _change(letters: ChangedLetters, attempt: int) -> MessageChange:
 
 def _sought(seek: Sought) -> MessageChange:
     """Return the event of a seek, whose reason says where to."""
-    kind, value, _ = seek.start
+    kind, value, *_ = seek.start
     if kind == "time":
         where = f"to {(_EPOCH + timedelta(microseconds=value)).isoformat(timespec='milliseconds')[:-6]}Z"
     else:
