@@ -200,13 +200,15 @@ def survive(
     disk: Disk | None = None,
     max_bytes: int = 1 << 20,
     spoiled: Batch | None = None,
+    adds_up: bool = True,
 ) -> tuple[VerifyReport, int]:
     """Start a broker on *directory*: all that was acknowledged at *moment* but for *lost* comes to a fresh group, and
     all that the old group had not been given to that; nothing that was never sent comes, nothing twice; and what is
     sent now gets no position and no sequence that somebody has seen, which are those of all batches but *unseen*.
 
     Where bad bytes are to be met, *max_bytes* says how much of an answer they can spoil for a client that does not ask
-    again; where they are in the batch *spoiled*, only answers near that one are small for the fresh group.
+    again; where they are in the batch *spoiled*, only answers near that one are small for the fresh group. With
+    *adds_up* the messages of all groups add up, by their cursors and by records.
 
     Gives what verify says of it after a clean stop, and how often a client left out bad bytes.
     """
@@ -227,7 +229,7 @@ def survive(
         assert not rest - history.messages
         assert not expected - moment.given - rest, f"the group lost {sorted(expected - moment.given - rest)[:3]}"
         _send_more(driven, [batch for batch in moment.batches if batch not in unseen])
-        driven.checkpoint()
+        driven.checkpoint(adds_up=adds_up)
         driven.store.close(clean=True)
     except BaseException:
         driven.store.close(clean=False)

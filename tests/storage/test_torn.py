@@ -181,7 +181,9 @@ def test_some_files_are_older_or_newer_than_the_others(
             hit = [batch for batch in base.batches if batch.place(base.files)[0] == key]
             lost = messages_of(hit) - messages_of(other.batches)
         given = replace(base, given=base.given | other.given)
-        report = _check(history, quick / "mixed", files, given, what, lost=lost, max_bytes=1 if lost else 6_000)
+        # A newer checkpoint says that sequences are gaps whose messages an older log has.
+        more = {"adds_up": False, "max_bytes": 1 if lost else 6_000}
+        report = _check(history, quick / "mixed", files, given, what, lost=lost, **more)
         _clean(report, what, *(changed if lost else ()))
         struck[kind_of(key) if names is str else key] += 1
     print(dict(struck))
