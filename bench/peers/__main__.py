@@ -7,8 +7,9 @@ import shlex
 import signal
 import sys
 import tempfile
+import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
@@ -17,6 +18,9 @@ from bench.peers.report import plots, published, table
 from bench.peers.running import Amount
 from bench.peers.suite import Suite
 from qmq.errors import InvalidOption
+
+#: A second signal within this time is one with the first.
+END_S: Final = 5.0
 
 _ROOT = Path(__file__).parents[2]
 _OUT = _ROOT / "bench-results" / "peers"
@@ -187,12 +191,22 @@ def _show(files: list[Path], out: Path, draws: bool) -> None:
     click.echo(f"saved in {out}")
 
 
-def _end(*_: object) -> None:
-    """End as Ctrl-C does, with brokers and workers. A second signal (`timeout` sends two) must not interrupt that."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    raise SystemExit(128 + signal.SIGTERM)
+class _End:
+    """Ends as Ctrl-C does, with brokers and workers. A second signal (`timeout` sends two) must not interrupt that.
+
+    One that comes later counts again: Python ignores what is raised while it runs a callback of its own.
+    """
+
+    def __init__(self) -> None:
+        self._ends_at = float("-inf")
+
+    def __call__(self, *_: object) -> None:
+        now = time.monotonic()
+        if now - self._ends_at > END_S:
+            self._ends_at = now
+            raise SystemExit(128 + signal.SIGTERM)
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, _end)
+    signal.signal(signal.SIGTERM, _End())
     cli(prog_name="python -m bench.peers")
