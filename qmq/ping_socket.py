@@ -16,10 +16,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
+from qmq.format.layout import PING_NAME
 from qmq.ownership import give_name
 
-#: The name of the socket in the data directory.
-PING_NAME: Final = "ping"
 #: The longest path of a socket, in bytes.
 _MOST_PATH: Final = 107
 _MOST_ANSWER: Final = 4_096

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from qmq.errors import BadBytes, DirectoryInUse, ForeignFile
+from qmq.format.layout import PING_NAME
 from qmq.storage.consumer_log.header import base_of
 from qmq.storage.disk.dir_lock import LOCK_NAME, holder_of
 from qmq.storage.disk.disk import Disk, failure, read_whole
@@ -362,7 +363,7 @@ class _Verification:
 
     def _look_for_foreign_files(self, names: list[str], identity: Identity) -> None:
         own = {*COPY_NAMES, LOCK_NAME, SUBJECTS_NAME, CONSUMER_LOG_NAME, PULL_LOG_NAME, GROUPS_NAME}
-        own |= {DELAYED_NAME, DUE_NAME}
+        own |= {DELAYED_NAME, DUE_NAME, PING_NAME}
         own |= {Path(partition.directory).parts[0] for partition in identity.partitions}
         for name in names:
             whole = name.removesuffix(".tmp")

@@ -29,6 +29,7 @@ from qmq.format.layout import (
     LANE_HIGH,
     LANE_LOW,
     LANE_ORDERED,
+    PING_NAME,
     SEGMENT_HEADER_SIZE,
 )
 from qmq.storage.consumer_log.header import parse_derived
@@ -545,6 +546,12 @@ def test_a_store_with_a_fifo_in_the_place_of_a_file_does_not_hang(sound: Path, t
     if name != "checkpoint-99":
         with pytest.raises(StorageFailed, match=f"{name}: it is a FIFO, not a file; move it away"):
             open_data_directory(copy)
+
+
+def test_the_socket_of_a_killed_broker_is_no_foreign_file(sound: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(sound, tmp_path / "copy"))
+    _as_socket(copy / PING_NAME)
+    assert notes(copy) == []
 
 
 def test_a_foreign_fifo_is_left_alone(sound: Path, tmp_path: Path) -> None:
