@@ -11,6 +11,9 @@ from typing import Final
 
 from qmq.errors import InvalidName
 
+#: The name of the socket in a data directory at which its broker answers; a killed one leaves it behind.
+PING_NAME: Final = "ping"
+
 MAX_NAME_BYTES: Final = 200
 #: The longest name of a token: it is stamped into batches.
 MAX_TOKEN_BYTES: Final = 48

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from qmq.format.layout import PING_NAME
+from qmq.names import PING_NAME
 from qmq.ownership import give_name
 
 #: The longest path of a socket, in bytes.

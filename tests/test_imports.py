@@ -28,7 +28,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "qmq.intervals": (),
     "qmq.logs": (),
     "qmq.ownership": (),
-    "qmq.ping_socket": ("qmq.format.layout", "qmq.ownership"),
+    "qmq.ping_socket": ("qmq.names", "qmq.ownership"),
     "qmq.format": ("qmq.errors", "qmq.format", "qmq.names"),
     "qmq.storage": ("qmq.errors", "qmq.format", "qmq.intervals", "qmq.names", "qmq.ownership", "qmq.storage"),
     "qmq.broker": (

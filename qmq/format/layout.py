@@ -348,6 +348,3 @@ assert SCHEDULE_HEADER.size == SCHEDULE_HEADER_SIZE
 assert RETRY_DTYPE.itemsize == RETRY_SIZE
 assert DELAY_DTYPE.itemsize == DELAY_SIZE
 assert MESSAGE_ID.size == MESSAGE_ID_SIZE
-
-#: The name of the socket in a data directory at which its broker answers; a killed one leaves it behind.
-PING_NAME: Final = "ping"

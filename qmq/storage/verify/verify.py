@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from qmq.errors import BadBytes, DirectoryInUse, ForeignFile
-from qmq.format.layout import PING_NAME
+from qmq.names import PING_NAME
 from qmq.storage.consumer_log.header import base_of
 from qmq.storage.disk.dir_lock import LOCK_NAME, holder_of
 from qmq.storage.disk.disk import Disk, failure, read_whole

@@ -29,9 +29,9 @@ from qmq.format.layout import (
     LANE_HIGH,
     LANE_LOW,
     LANE_ORDERED,
-    PING_NAME,
     SEGMENT_HEADER_SIZE,
 )
+from qmq.names import PING_NAME
 from qmq.storage.consumer_log.header import parse_derived
 from qmq.storage.disk.disk import Disk
 from qmq.storage.meta.identity import IdentityFile, latest, read_copies
