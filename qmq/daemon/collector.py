@@ -43,7 +43,7 @@ class CollectorBound:
             gc.callbacks.remove(self.heard)
 
     def heard(self, phase: str, collection: dict[str, Any]) -> None:
-        """Take the news that a collection begins or ends."""
+        """Time full collections, and freeze what a long one leaves."""
         if collection["generation"] != _FULL:
             return
         if phase == "start":

@@ -29,7 +29,7 @@ log = logging.getLogger("qmq.broker")
 
 
 class TooFew(NamedTuple):
-    """The messages that are ready for a pull that was not answered, in number."""
+    """How many messages are ready for a pull that waits for more."""
 
     ready: int
     #: The consumer may get nothing now, whatever is ready.

@@ -43,7 +43,7 @@ class MessageTotals:
         self.passed_before = 0
 
     def begin(self, held: int) -> None:
-        """Take it that a group has *held* messages in flight, in retry and dead: its account begins anew with these."""
+        """Begin the account anew with *held* messages in flight, in retry and dead."""
         self.begun += held - self.held
 
     @property
