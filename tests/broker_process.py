@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -138,6 +139,15 @@ class BrokerProcess:
         # Its place in the file is the process's too: to move it would have that write over what it wrote.
         number = self._log.fileno()
         return os.pread(number, os.fstat(number).st_size, 0).decode()
+
+    def logs(self, text: str) -> bool:
+        """Whether *text* stands in ``log``, or comes soon: a thread writes it, maybe later than what it tells of."""
+        ends = time.monotonic() + _TIMEOUT_S
+        while text not in self.log():
+            if time.monotonic() > ends:
+                return False
+            time.sleep(0.01)
+        return True
 
     def close(self) -> None:
         """Kill it if it runs, and let go of what is kept of it."""

@@ -125,7 +125,7 @@ def test_its_commands_run_one_after_another(machine: Machine) -> None:
     older = BrokerProcess(machine.root / "older")
     try:
         older.start()
-        assert "after a stop that was clean" in older.log(), "a copy of a stopped broker is exact"
+        assert older.logs("after a stop that was clean"), "a copy of a stopped broker is exact"
     finally:
         older.close()
 
