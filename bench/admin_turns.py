@@ -28,11 +28,15 @@ from pathlib import Path
 from typing import Any, Final
 
 import qmq
+from qmq.broker.ports.commands import Now
 from qmq.daemon.collector import CollectorBound
 from qmq.daemon.main import RunningBroker
 from qmq.format.hashing import hash_bytes
 from qmq.format.lanes import lane_of_key_hash
+from qmq.net.client.address import parse_url
 from qmq.net.client.admin.admin import AdminOfOne
+from qmq.net.client.log_reader import LogReader
+from qmq.net.server import clock
 from qmq.settings import Settings
 
 #: The time between two beats of the broker's loop.
@@ -40,6 +44,13 @@ _BEAT_S: Final = 0.0005
 #: Longest and second longest time between two beats in ms, and the count of beats longer than the goal.
 _BEATS: Final = struct.Struct("<ddQ")
 _GOAL_MS: Final = 20.0
+
+#: What the broker is told by signals.
+_SKIP_DAYS: Final = signal.SIGRTMIN
+_SKIP_HOURS: Final = signal.SIGRTMIN + 1
+_KEEP_FOR_AN_HOUR: Final = signal.SIGRTMIN + 2
+#: A subject that all groups follow, with one message.
+_ALL: Final = "followed.by.all"
 
 Call = Callable[[], Awaitable[object]]
 
@@ -76,13 +87,42 @@ class Stacks:
                 print(f"      {times:4}  {' < '.join(stack)}", file=sys.stderr)
 
 
+class Clock:
+    """The broker's clock, which goes on by a long time at once when it is told to."""
+
+    def __init__(self) -> None:
+        self._ahead_us = 0
+
+    def __call__(self) -> Now:
+        now = clock()
+        return Now(now.monotonic_us + self._ahead_us, now.wall_us + self._ahead_us)
+
+    def skip(self, hours: int) -> None:
+        """Go on by some hours."""
+        self._ahead_us += hours * 3_600_000_000
+
+
 async def _serve(directory: Path, beats: mmap.mmap, *, shows_stacks: bool) -> None:
-    running = RunningBroker(Settings.model_validate({"data_dir": directory, "listen": "127.0.0.1:0"}))
+    skipping = Clock()
+    settings = Settings.model_validate({"data_dir": directory, "listen": "127.0.0.1:0"})
+    running = RunningBroker(settings, clock=skipping)
     await running.start()
     CollectorBound().begin()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGUSR1, running._checkpointer.hurry)
     loop.add_signal_handler(signal.SIGUSR2, running._look_at_names)
+
+    def skip(hours: int) -> None:
+        skipping.skip(hours)
+        running.server.turn()
+
+    def keep_for_an_hour() -> None:
+        task = asyncio.ensure_future(running.reload({"retention_max_ms": 3_600_000}))
+        task.add_done_callback(lambda done: done.result())
+
+    loop.add_signal_handler(_SKIP_DAYS, skip, 8 * 24)
+    loop.add_signal_handler(_SKIP_HOURS, skip, 2)
+    loop.add_signal_handler(_KEEP_FOR_AN_HOUR, keep_for_an_hour)
     print(running.url, flush=True)
     stacks = Stacks() if shows_stacks else None
     last = time.thread_time()
@@ -154,7 +194,7 @@ async def fill(url: str, sizes: Sizes) -> None:
 
         async def make(number: int) -> None:
             prefix = followed[number] if number < len(followed) else f"family{number % 10}.{number}"
-            async with client.subscribe(prefix, group=f"group-{number:05}"):
+            async with client.subscribe(*dict.fromkeys((prefix, _ALL if prefix else "")), group=f"group-{number:05}"):
                 pass
 
         plain = sizes.groups - sizes.members - 1
@@ -168,14 +208,16 @@ async def fill(url: str, sizes: Sizes) -> None:
                 batch = await consumer.pull_batch(1_000, timeout=5)
                 await batch.reject("no use")
                 left -= len(batch)
-        members = range(sizes.members)
-        for first in range(0, len(members), 100):
-            await asyncio.gather(*(_member(client, number) for number in members[first : first + 100]))
+        await client.send(_ALL, b"a message of all groups", key="of-all")
+        for group in ("broadcast", "leaving"):
+            for first in range(0, sizes.members // 2, 100):
+                members = range(first, min(first + 100, sizes.members // 2))
+                await asyncio.gather(*(_member(client, group, number) for number in members))
 
 
-async def _member(client: qmq.Client, number: int) -> None:
+async def _member(client: qmq.Client, group: str, number: int) -> None:
     async with client.subscribe(
-        "family2.2", group="broadcast", mode="broadcast", consumer=f"member-{number:05}", start="first"
+        "family2.2", group=group, mode="broadcast", consumer=f"member-{number:05}", start="first"
     ):
         pass
 
@@ -220,10 +262,84 @@ async def _look_at_names(pid: int) -> None:
 
 async def _pull(client: qmq.Client) -> int:
     """Join the group of everything, pull, acknowledge and leave."""
-    async with client.subscribe("", group="group-00000") as consumer:
+    async with client.subscribe("", group="group-00000", consumer="worker") as consumer:
         batch = await consumer.pull_batch(10_000, timeout=5)
         await batch.ack()
         return len(batch)
+
+
+async def _first(client: qmq.Client, prefix: str, **terms: Any) -> qmq.StoredMessage:
+    async for message in client.find(prefix, limit=1, **terms):
+        return message
+    raise LookupError(prefix)
+
+
+async def _trace(client: qmq.Client, prefix: str, **terms: Any) -> str:
+    trace = await client.trace((await _first(client, prefix, **terms)).id)
+    return f"{len(trace.groups)} groups"
+
+
+async def _get(client: qmq.Client) -> str:
+    return (await client.get((await _first(client, _ALL)).id)).subject
+
+
+async def _find(client: qmq.Client, prefix: str, **terms: Any) -> int:
+    return len([message async for message in client.find(prefix, stop_after=None, **terms)])
+
+
+def _read_log(url: str) -> str:
+    """[thread] Read the log as an archive does."""
+    reader = LogReader(parse_url(url)[0])
+    try:
+        _, segments = reader.segments(0)
+        batches = sum(1 for span in segments for _ in reader.batches(0, span.base, span.end))
+        size = sum(len(reader.read(0, span.base, span.end - span.base)) for span in segments)
+    finally:
+        reader.close()
+    return f"{len(segments)} segments, {batches} pages of batches, {size} bytes"
+
+
+async def _peek(url: str, *arguments: str) -> str:
+    command = [sys.executable, "-c", "from qmq.cli.main import cli; cli()", "peek", "--server", url]
+    process = await asyncio.create_subprocess_exec(
+        *command, "--timeout", "60", *arguments, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+    )
+    shown, _ = await process.communicate()
+    return f"{len(shown.splitlines())} lines"
+
+
+async def _skip_days(client: qmq.Client, pid: int) -> str:
+    """Let the time of the broadcast's members, delayed messages and producers pass."""
+    os.kill(pid, _SKIP_DAYS)
+    for _ in range(60):
+        await asyncio.sleep(1)
+        try:
+            await client.admin.groups("leaving")
+        except qmq.UnknownGroup:
+            return "all gone"
+    return "not all gone"
+
+
+async def _drop_segments(pid: int, directory: Path) -> str:
+    """Have retention drop all segments but the last."""
+    os.kill(pid, _KEEP_FOR_AN_HOUR)
+    for _ in range(60):
+        await asyncio.sleep(1)
+        if _segments(directory) == 1:
+            break
+    return f"{_segments(directory)} segments left"
+
+
+def _segments(directory: Path) -> int:
+    return len(list(directory.glob("log-0/*.messages")))
+
+
+async def _forget_subjects(client: qmq.Client, pid: int) -> str:
+    """Let hours pass after which subjects without messages are forgotten."""
+    for _ in range(3):
+        os.kill(pid, _SKIP_HOURS)
+        await asyncio.sleep(5)
+    return f"{(await client.admin.info())[0].subjects} subjects left"
 
 
 async def _come_and_go(url: str, consumers: int) -> int:
@@ -263,6 +379,16 @@ def calls(client: qmq.Client, url: str, pid: int, directory: Path) -> dict[str, 
         "groups broadcast": lambda: admin.groups("broadcast"),
         "consumers broadcast": lambda: admin.consumers("broadcast"),
         "waiting ''": lambda: _pages(do, "waiting", 0, group="group-00000"),
+        "get": lambda: _get(client),
+        "trace, 10,000 groups": lambda: _trace(client, _ALL),
+        "trace of a slot": lambda: _trace(client, "ordered.1"),
+        "find a key": lambda: _find(client, "", key="of-all"),
+        "find a text": lambda: _find(client, "", contains="message of all"),
+        "find the newest": lambda: _find(client, "", newest=True, limit=1_000),
+        "peek ''": lambda: _peek(url, "--group", "group-00000"),
+        "peek broadcast": lambda: _peek(url, "--group", "broadcast"),
+        "peek 'ordered.'": lambda: _peek(url, "ordered."),
+        "read the log": lambda: asyncio.to_thread(_read_log, url),
         "dead_letters": lambda: _pages(do, "dead_letters", 0, group="dead"),
         "dead_letters, 1,000 a page": lambda: _pages(do, "dead_letters", 0, group="dead", limit=1_000),
         "set_group ''": lambda: admin.set_group("group-00000", max_attempts=7),
@@ -279,10 +405,14 @@ def calls(client: qmq.Client, url: str, pid: int, directory: Path) -> dict[str, 
         "delete_dead": lambda: admin.delete_dead("dead", all=True),
         "roll": admin.roll,
         "pull of ''": lambda: _pull(client),
+        "trace of a consumer": lambda: client.trace_consumer("worker"),
         "1,000 consumers come and go": lambda: _come_and_go(url, 1_000),
         "checkpoint": lambda: _checkpoint(client, pid, directory),
         "delete_group ''": lambda: admin.delete_group("group-00000"),
         "delete_group broadcast": lambda: admin.delete_group("broadcast"),
+        "8 days pass": lambda: _skip_days(client, pid),
+        "segments are dropped": lambda: _drop_segments(pid, directory),
+        "subjects are forgotten": lambda: _forget_subjects(client, pid),
     }
 
 
