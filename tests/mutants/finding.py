@@ -36,6 +36,24 @@ FINDING: Final = (
         ("tests/broker/find/test_get.py::test_bad_bytes_are_an_error",),
     ),
     Mutant(
+        "look up no subject with thousands of slots slot by slot",
+        "read_subject",
+        instead("lookups > MOST_LOOKUPS", "False"),
+        (f"{_FIND}::test_no_step_is_long_where_a_subject_has_many_slots",),
+    ),
+    Mutant(
+        "show no message of a lane before older ones of another lane",
+        "_rows_of_subject",
+        instead("min(ends)", "max(ends)"),
+        (f"{_FIND}::test_lanes_come_in_order_where_one_has_more_messages_than_others",),
+    ),
+    Mutant(
+        "bound the rows of a step over all partitions",
+        "read_chunk",
+        instead("limit // len(spans)", "limit"),
+        (f"{_FIND}::test_a_step_looks_at_so_many_rows_of_all_partitions",),
+    ),
+    Mutant(
         "refuse a search whose read has failed",
         "Finds.read_done",
         skip("self._refuse(asked.command, done.error)"),

@@ -15,6 +15,10 @@ from qmq.storage.store import Partition, Store
 
 Rows = npt.NDArray[np.void]
 
+#: The most numbers of a subject, one for each lane, that are looked up one by one in each partition: 30 to 120 us each.
+#: A subject with order keys may have thousands.
+MOST_LOOKUPS: Final = 64
+
 
 class RowChunk(NamedTuple):
     """Rows of the consumer logs in the order of the store, each with its partition and its number there.
@@ -44,12 +48,13 @@ class _Span(NamedTuple):
 
 
 def read_chunk(store: Store, lower: Boundary, upper: Boundary, newest: bool, limit: int) -> RowChunk:
-    """Return the first rows, or with *newest* the last ones, between two boundaries: at most *limit* a partition.
+    """Return the first rows, or with *newest* the last ones, between two boundaries: at most *limit*, the same share of
+    each partition.
 
     Raises StorageError, NotInMemory.
     """
     spans = [span for part in store.partitions if (span := _span_between(part, lower, upper)) is not None]
-    taken = [_read_part(span, newest, limit) for span in spans]
+    taken = [_read_part(span, newest, max(1, limit // len(spans))) for span in spans]
     is_cut = [len(chunk.rows) < span.end - span.row for span, chunk in zip(spans, taken, strict=True)]
     if len(taken) == 1:
         found = taken[0]
@@ -69,23 +74,18 @@ def read_subject(
     store: Store, numbers: list[int], lower: Boundary, upper: Boundary, newest: bool, limit: int
 ) -> RowChunk | None:
     """As ``read_chunk``, for the rows of one subject, with these numbers, through the order of rows by subject. None
-    where reading all rows is no slower: there are few, or the last ones of many are wanted.
+    where reading all rows is no slower: there are few, or many numbers, or the last ones of many are wanted.
 
     Raises StorageError, NotInMemory.
     """
     if not numbers:
         return _EMPTY
     spans = [span for part in store.partitions if (span := _span_between(part, lower, upper)) is not None]
-    if all(span.end - span.row <= limit for span in spans):
+    lookups = len(spans) * len(numbers)
+    if lookups > MOST_LOOKUPS or sum(span.end - span.row for span in spans) <= limit:
         return None
-    taken = list[RowChunk]()
-    for span in spans:
-        log = span.part.consumer_log
-        found = [log.subject_rows_between(number, span.row, span.end, limit) for number in numbers]
-        places, rows = np.concatenate([one for one, _ in found]), np.concatenate([one for _, one in found])
-        order = np.argsort(places, kind="stable")[:limit]
-        taken.append(_chunk_of(span, places[order], rows[order]))
-    is_cut = [len(chunk.rows) == limit for chunk in taken]
+    found = [_rows_of_subject(span, numbers, max(1, limit // lookups)) for span in spans]
+    taken, is_cut = [chunk for chunk, _ in found], [cut for _, cut in found]
     if newest and any(is_cut):
         return None
     merged = _merged(taken, is_cut, newest)
@@ -94,6 +94,18 @@ def read_subject(
     last = store.partitions[int(merged.partitions[-1])]
     after = boundary_at(last, int(merged.numbers[-1]), int(merged.rows["count"][-1]))
     return merged._replace(after=after, total=sum(span.end - span.row for span in spans))
+
+
+def _rows_of_subject(span: _Span, numbers: list[int], each: int) -> tuple[RowChunk, bool]:
+    """Return the first rows of a span with these numbers, at most *each* of a number, and whether there may be more."""
+    log = span.part.consumer_log
+    found = [log.subject_rows_between(number, span.row, span.end, each) for number in numbers]
+    places, rows = np.concatenate([one for one, _ in found]), np.concatenate([one for _, one in found])
+    order = np.argsort(places, kind="stable")
+    ends = [int(one[-1]) for one, _ in found if len(one) == each]  # behind its end a number may have more
+    if ends:
+        order = order[: int(np.searchsorted(places[order], min(ends), side="right"))]
+    return _chunk_of(span, places[order], rows[order]), bool(ends)
 
 
 def chunk_of_batches(

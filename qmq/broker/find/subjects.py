@@ -8,6 +8,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from qmq.broker.groups.group import is_exact
 from qmq.broker.ports.rights import Rights
 from qmq.net.protocol.selection import Selection
 from qmq.storage.store import Store
@@ -20,7 +21,9 @@ _PASSED: Final = 2
 
 
 class SubjectFilters:
-    """Tells which rows are of a selection's subjects. Each name is compared once, when a row of it is first met."""
+    """Tells which rows are of a selection's subjects. Each name is compared once, when a row of it is first met; where
+    one subject is selected, others are not.
+    """
 
     def __init__(self, store: Store) -> None:
         self._subjects = store.subjects
@@ -54,6 +57,9 @@ class SubjectFilters:
         known = self._known.get(key)
         if known is None:
             known = self._known[key] = np.zeros(count, np.uint8)
+            if is_exact(selection.prefix) and not selection.is_sparse and not self._subjects.damaged:
+                known[:] = _PASSED
+                known[self._subjects.numbers_of(selection.prefix)] = _UNKNOWN
             if len(self._known) > _REMEMBERED:
                 self._known.popitem(last=False)
         elif len(known) < count:

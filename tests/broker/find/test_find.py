@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from functools import partial
+from itertools import repeat
 from pathlib import Path
 from typing import NamedTuple
 
@@ -9,14 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qmq.broker.find import find, hash_search
+from qmq.broker.find import find, hash_search, rows
 from qmq.broker.ports.commands import Disconnected, Find, ReadDone, Send
 from qmq.broker.ports.effects import Effect, FoundMessages, Refused, Sent
 from qmq.errors import Overloaded, StorageFailed
 from qmq.format.build import Keys, RunContent, build_batch, make_header
+from qmq.format.layout import LANE_NORMAL, LANE_ORDERED
 from qmq.format.pieces import read_answer
 from qmq.net.protocol.selection import Boundary, Selection
 from tests.broker.harness import START_US, Driven
+from tests.broker.test_admin_turns import Opcodes
 from tests.effort import part_of
 from tests.fake_disk import FakeDisk
 
@@ -36,12 +41,15 @@ class Stored(NamedTuple):
     position: int = 0  # of the batch
 
 
-def send(driven: Driven, contents: list[tuple[str, list[tuple[str | None, bytes]]]], delay_us: int = 0) -> list[Stored]:
-    """Send one batch and return its messages."""
+def send(
+    driven: Driven, contents: list[tuple[str, list[tuple[str | None, bytes]]]], delay_us: int = 0,
+    lanes: Iterable[int] = repeat(LANE_NORMAL),
+) -> list[Stored]:  # fmt: skip
+    """Send one batch, with each of its runs in a lane, and return its messages."""
     headers = [[make_header(key, deliver_at=delay_us) for key, _ in messages] for _, messages in contents]
     runs = [
-        RunContent(subject, [body for _, body in messages], heads)
-        for (subject, messages), heads in zip(contents, headers, strict=True)
+        RunContent(subject, [body for _, body in messages], heads, lane)
+        for (subject, messages), heads, lane in zip(contents, headers, lanes, strict=False)
     ]
     count = sum(len(messages) for _, messages in contents)
     parts = build_batch(runs, created_at_us=START_US, producer_id=driven.producer, producer_sequence=driven.produced)
@@ -111,7 +119,10 @@ def expected(stored: list[Stored], selection: Selection, newest: bool) -> list[S
 
 
 MESSAGES = st.lists(st.tuples(st.sampled_from(KEYS), st.binary(max_size=40)), min_size=1, max_size=5)
-CONTENTS = st.dictionaries(st.sampled_from(SUBJECTS), MESSAGES, min_size=1, max_size=4)
+LANES = (LANE_NORMAL, LANE_ORDERED + 7, LANE_ORDERED + 9)
+CONTENTS = st.dictionaries(
+    st.tuples(st.sampled_from(SUBJECTS), st.sampled_from(LANES)), MESSAGES, min_size=1, max_size=4
+)
 
 
 class TestAgainstAModel:
@@ -124,12 +135,14 @@ class TestAgainstAModel:
         newest=st.booleans(),
         max_count=st.sampled_from((1, 2, 7, 1_000)),
         max_bytes=st.sampled_from((1, 300, 256 << 10)),
-        rows=st.sampled_from((1, 2, 5, 1_000)),
+        rows_a_step=st.sampled_from((1, 2, 5, 1_000)),
+        lookups=st.sampled_from((1, 9)),
         edges=st.tuples(st.integers(-2, 25), st.integers(-2, 25), st.integers(0, 1)),
     )
     def test_each_selected_message_comes_once_in_order(
-        self, tmp_path_factory: pytest.TempPathFactory, batches: list[dict[str, list[tuple[str | None, bytes]]]],
-        partitions: int, prefix: str, key: str | None, newest: bool, max_count: int, max_bytes: int, rows: int,
+        self, tmp_path_factory: pytest.TempPathFactory,
+        batches: list[dict[tuple[str, int], list[tuple[str | None, bytes]]]], partitions: int, prefix: str,
+        key: str | None, newest: bool, max_count: int, max_bytes: int, rows_a_step: int, lookups: int,
         edges: tuple[int, int, int],
     ) -> None:  # fmt: skip
         driven = Driven(
@@ -137,7 +150,8 @@ class TestAgainstAModel:
         )
         stored: list[Stored] = []
         for contents in batches:
-            stored += send(driven, list(contents.items()))
+            runs = [(subject, messages) for (subject, _), messages in contents.items()]
+            stored += send(driven, runs, lanes=[lane for _, lane in contents])
             driven.advance(1)
         stamps = sorted({one.stored_at_us for one in stored}) or [START_US]
         low, high, more = edges
@@ -145,10 +159,11 @@ class TestAgainstAModel:
         until_us = stamps[high % len(stamps)] + 1 - more if high >= 0 else 1 << 63
         selection = Selection(prefix, key, since_us, max(until_us, since_us + 1))
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(find, "ROWS", rows)
-            patch.setattr(find, "BATCHES", rows)
-            patch.setattr(hash_search, "BATCHES", rows)
-            patch.setattr(hash_search, "STEPS", rows)
+            patch.setattr(find, "ROWS", rows_a_step)
+            patch.setattr(find, "BATCHES", rows_a_step)
+            patch.setattr(hash_search, "BATCHES", rows_a_step)
+            patch.setattr(hash_search, "STEPS", rows_a_step)
+            patch.setattr(rows, "MOST_LOOKUPS", lookups)
             found = search(driven, selection, newest=newest, max_count=max_count, max_bytes=max_bytes)
         assert found == expected(stored, selection, newest)
         driven.store.close()
@@ -174,6 +189,63 @@ def test_a_rare_subject_is_found_without_a_look_at_all_rows(
         assert (answer.looked, answer.left) == (len(messages_of(answer)) // 2, 0)
     assert page(driven, Selection("nobody")).after is None
     assert page(driven, Selection("shop.mail"), newest=newest).after is not None
+    driven.close()
+
+
+@pytest.mark.parametrize("newest", [False, True])
+def test_no_step_is_long_where_a_subject_has_many_slots(
+    tmp_path: Path, newest: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(find, "ROWS", 500)
+    driven = Driven(tmp_path)
+    stored = list[Stored]()
+    for first in range(0, 2_000, 400):
+        send(driven, [(f"other.{number}", [(None, b"-")]) for number in range(first, first + 400)])
+        slots = range(first // 2, first // 2 + 200)
+        runs = [("ordered", [(None, b"%d" % slot)]) for slot in slots]
+        stored += send(driven, runs, lanes=[LANE_ORDERED + slot for slot in slots])
+    opcodes, said, after, steps = Opcodes(), list[Stored](), None, list[int]()
+    while after is not None or not steps:
+        answers = list[FoundMessages]()
+        command = partial(page, driven, Selection("ordered"), newest=newest, after=after)
+        steps.append(opcodes.of(lambda: answers.append(command())))  # noqa: B023  # it is called at once
+        said += messages_of(answers[0])[:: -1 if newest else 1]
+        after = answers[0].after
+    assert said == expected(stored, Selection("ordered"), newest)
+    assert len(steps) < 10
+    assert max(steps) < 30_000, "a look-up of each slot takes ten times as many, one of each name twice"
+    driven.close()
+
+
+@pytest.mark.parametrize("newest", [False, True])
+@pytest.mark.parametrize("partitions", [1, 3])
+def test_lanes_come_in_order_where_one_has_more_messages_than_others(
+    tmp_path: Path, newest: bool, partitions: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(find, "ROWS", 60)
+    driven = Driven(tmp_path, partitions=partitions)
+    stored = list[Stored]()
+    for number in range(300):
+        lane = LANES[1 if number % 50 == 0 else 2 if number % 7 == 0 else 0]
+        stored += send(driven, [("house", [(None, b"%d" % number)]), ("shop.mail", [(None, b"-")])], lanes=[lane] * 2)
+    selection = Selection("house")
+    assert search(driven, selection, newest=newest) == expected(stored, selection, newest)
+    driven.close()
+
+
+@pytest.mark.parametrize("newest", [False, True])
+def test_a_step_looks_at_so_many_rows_of_all_partitions(
+    tmp_path: Path, newest: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(find, "ROWS", 60)
+    driven = Driven(tmp_path, partitions=4)
+    for number in range(400):
+        send(driven, [(f"shop.{number % 4}", [(None, b"%d" % number)])])
+    used = [part.consumer_log.visible_row for part in driven.store.partitions]
+    assert min(used) > 60
+    answer = page(driven, Selection("nothing."), newest=newest)
+    assert 0 < answer.looked <= 60
+    assert answer.looked + answer.left == sum(used)
     driven.close()
 
 
