@@ -44,7 +44,7 @@ def passed(driven: Driven) -> int:
 def pass_one(driven: Driven, by: int = 1) -> None:
     """Move a cursor of the group, without a record."""
     group = group_of(driven)
-    group.cursors.known[0] = int(group.cursors.known[0]) + by
+    group.cursors.set(0, group.cursors.get(0) + by)
     group.dirty = True
 
 
@@ -148,10 +148,10 @@ def test_a_cursor_that_is_unset_again_passes_nothing(tmp_path: Path) -> None:
     assert len(consumer.pull(4)) == 4
     driven.checkpoint()
     cursors = group_of(driven).cursors
-    cursors.known[0] = 0
+    cursors.set(0, 0)
     assert len(consumer.pull(4)) == 4
     assert passed(driven) == 4
-    cursors.known[0] = 4
+    cursors.set(0, 4)
     driven.close()
 
 

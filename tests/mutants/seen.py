@@ -166,8 +166,8 @@ OF_GROUPS: Final = (
     ),
     Mutant(
         "look at cursors without making room for them",
-        "Group.peek_floor",
-        instead("self.cursors.of(numbers)", "self.cursors.upto(int(numbers.max(initial=0)) + 1)[numbers]"),
+        "Cursors.of",
+        instead("int(numbers.max()) < len(column)", "self._have_column(numbers)"),
         ("tests/broker/test_stats.py",),
     ),
     Mutant(

@@ -191,8 +191,7 @@ class AtMostOnce:
         """Move a group behind the rows before row *end*."""
         for row, rows in self._rows_before(subject_filter, partition, end):
             if len(rows):
-                cursors = subject_filter.group.cursors.upto(int(rows["subject"].max()) + 1)
-                np.maximum.at(cursors, rows["subject"], rows["first_sequence"] + rows["count"])
+                subject_filter.group.cursors.raise_to(rows["subject"], rows["first_sequence"] + rows["count"])
             subject_filter.row_cursors[partition] = row
 
     def _count(self, subject_filter: SubjectFilter, partition: int, end: int) -> int:
@@ -221,7 +220,7 @@ class AtMostOnce:
         cursor, end = group.cursor(store, subject_filter, number) or 0, min(end, int(store.subjects.ends[number]))
         if cursor >= end:
             return 0
-        group.cursors.upto(number + 1)[number] = end
+        group.cursors.set(number, end)
         return store.subjects.message_count(number, cursor, end)
 
 

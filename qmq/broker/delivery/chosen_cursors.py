@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from qmq.broker.groups.group import Cursors
+from qmq.broker.groups.cursors import Cursors
 
 
 class CursorScratch:
@@ -54,13 +54,10 @@ class ChosenCursors:
 
     def of(self, numbers: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
         """Return the next sequences of these subjects: u64[len(numbers)]."""
-        if not len(numbers):
-            return np.zeros(0, np.uint64)
-        count = int(numbers.max()) + 1
-        known: npt.NDArray[np.uint64] = self._cursors.upto(count)[numbers]
-        if self._moves:
+        known = self._cursors.of(numbers)
+        if self._moves and len(numbers):
             scratch = self._note()
-            scratch.upto(count)
+            scratch.upto(int(numbers.max()) + 1)
             chosen = scratch.choices[numbers] == self._choice
             known[chosen] = scratch.values[numbers[chosen]]
         return known
@@ -80,8 +77,12 @@ class ChosenCursors:
 
     def apply(self) -> None:
         """Move the group's cursors."""
+        cursors = self._cursors
         for numbers, values in self._moves:
-            self._cursors.upto(_count(numbers))[numbers] = values
+            if isinstance(numbers, int):
+                cursors.set(numbers, values)
+            else:
+                cursors.put(numbers, values)
         self._moves.clear()
         self._noted = 0
 

@@ -38,9 +38,9 @@ class FastAnswer(NamedTuple):
     def apply(self) -> None:
         """Move the group's cursors behind the messages."""
         subject_filter = self.subject_filter
-        cursors = subject_filter.group.cursors.upto(0)
+        cursors = subject_filter.group.cursors
         for entry in self.entries:
-            cursors[entry[3]] = entry[0] + entry[4]
+            cursors.set(entry[3], entry[0] + entry[4])
         if subject_filter.exact:
             subject_filter.passed = self.row
         else:
@@ -134,7 +134,7 @@ class FastPath:
             if entry[7] != 1 or entry[8] & ENTRY_HAS_EXPIRE_AT:
                 return []
             if expected < 0 or not exact:
-                expected = int(cursors.upto(subject + 1)[subject])
+                expected = cursors.get(subject)
             # A cursor of 0 may stand for the group's start. Only for a prefix may an entry lie beyond the cursor.
             if not expected or first < expected or (exact and first != expected):
                 return []

@@ -418,8 +418,7 @@ class DeliveryTracker:
             for part in parts_of(self._store, group, messages):
                 rows = part.rows if isinstance(part, WholeRuns) else np.array([part.entry], ENTRY_DTYPE)
                 ends = rows["first_sequence"] + (rows["count"] if isinstance(part, WholeRuns) else part.stop)
-                cursors = group.cursors.upto(int(rows["subject"].max()) + 1)
-                np.maximum.at(cursors, rows["subject"], ends)
+                group.cursors.raise_to(rows["subject"], ends)
         for prefix, positions, *kinds in where:
             subject_filter = group.filters.get(prefix)
             if subject_filter is None:

@@ -21,6 +21,7 @@ import msgpack
 import numpy as np
 import numpy.typing as npt
 
+from qmq.broker.groups.cursors import Cursors
 from qmq.broker.groups.group_state import Ledger
 from qmq.broker.groups.member import Member
 from qmq.broker.groups.priorities import PriorityShare
@@ -47,54 +48,6 @@ class StartRule(NamedTuple):
     subjects: int  # subject numbers below this existed then
     #: For "sequence": when the last message was stored of those that were there then.
     until_us: int = 0
-
-
-class Cursors:
-    """The next sequence of each subject, by subject number; 0 where no message was handed out yet."""
-
-    def __init__(self) -> None:
-        #: The array that ``upto`` returns, as long as it is now.
-        self.known: npt.NDArray[np.uint64] = np.zeros(0, np.uint64)
-
-    def upto(self, numbers: int) -> npt.NDArray[np.uint64]:
-        """Return the array, for at least that many subjects: u64[>= numbers]."""
-        if len(self.known) < numbers:
-            grown = np.zeros(max(numbers, 2 * len(self.known), 64), np.uint64)  # pages not touched take no memory
-            grown[: len(self.known)] = self.known
-            self.known = grown
-        return self.known
-
-    def get(self, number: int) -> int:
-        """Return the next sequence of a subject. It takes no memory for one without."""
-        return self.known.item(number) if number < len(self.known) else 0
-
-    def of(self, numbers: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
-        """Return the next sequences of these subjects: u64[len(numbers)]. It takes no memory for those without one."""
-        known, found = self.known, np.zeros(len(numbers), np.uint64)
-        inside = numbers < len(known)
-        found[inside] = known[numbers[inside]]
-        return found
-
-    def forget(self, numbers: npt.NDArray[np.int64]) -> bool:
-        """Forget the cursors of these subjects; return whether there were any."""
-        inside = numbers[numbers < len(self.known)]
-        if not self.known[inside].any():
-            return False
-        self.known[inside] = 0
-        return True
-
-    def packed(self) -> tuple[bytes, bytes]:
-        """Return the cursors that are set: subject numbers u32, sequences u64."""
-        numbers = np.flatnonzero(self.known)
-        return numbers.astype("<u4").tobytes(), self.known[numbers].astype("<u8").tobytes()
-
-    def restore(self, numbers: bytes, sequences: bytes, is_forgotten: npt.NDArray[np.bool_]) -> None:
-        """Take over a state from ``packed``, but for subjects that are forgotten."""
-        which, values = np.frombuffer(numbers, "<u4"), np.frombuffer(sequences, "<u8")
-        known = ~is_forgotten[which]
-        which, values = which[known], values[known]
-        if len(which):
-            self.upto(int(which.max()) + 1)[which] = values
 
 
 class Waiting:
@@ -259,8 +212,9 @@ class SubjectFilter:
             return np.arange(start, end)
         numbers = store.subjects.under(self.prefix, start, end)
         if store.subjects.has_private:
-            numbers = [number for number in numbers if not is_private(store.subjects.name(number))]
-        return np.array(numbers, np.int64)
+            shared = [number for number in numbers.tolist() if not is_private(store.subjects.name(number))]
+            return np.array(shared, np.int64)
+        return numbers
 
     def positions_now(self, store: Store, visible: list[int]) -> list[int]:
         """Return the positions of its row cursors, by partition: all before is handed out."""
@@ -280,8 +234,7 @@ class SubjectFilter:
         number = self.subject(store) if self.number is None else self.number
         if number is None:
             return False
-        cursors = self.group.cursors.known
-        return (cursors.item(number) if number < len(cursors) else 0) < store.subjects.ends.item(number)
+        return self.group.cursors.get(number) < store.subjects.ends.item(number)
 
     def pass_run(self, number: int, first: int, end: int, row: int, total: int) -> bool:
         """Move behind a run that it takes, if that is the next to hand out, and *total* messages of it are: sequences
@@ -290,8 +243,7 @@ class SubjectFilter:
         It is the next where all before is handed out, and no start has to be asked.
         """
         group = self.group
-        cursors = group.cursors.known
-        cursor = cursors.item(number) if number < len(cursors) else 0
+        cursor = group.cursors.get(number)
         if not cursor or end - first != total:
             return False
         if self.exact:
@@ -302,7 +254,7 @@ class SubjectFilter:
             if self.row_cursors[0] != row or first < cursor:
                 return False
             self.row_cursors[0] = row + 1
-        cursors[number] = end
+        group.cursors.set(number, end)
         group.dirty = True
         return True
 
@@ -485,13 +437,6 @@ class Group:
 
         A start at a time needs no floor here: the scan began at that time.
         """
-        if not len(numbers):
-            return np.zeros(0, np.uint64)
-        cursors: npt.NDArray[np.uint64] = self.cursors.upto(int(numbers.max()) + 1)[numbers]
-        return self.started(subject_filter, numbers, cursors)
-
-    def peek_floor(self, subject_filter: SubjectFilter, numbers: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
-        """Return the same as ``floor``, and take no memory for subjects that the group had nothing of."""
         return self.started(subject_filter, numbers, self.cursors.of(numbers))
 
     def started(
@@ -549,7 +494,8 @@ class Group:
         return self.row
 
     def _note_packed(self) -> None:
-        self.packed_cursors, self.packed_sum = int(np.count_nonzero(self.cursors.known)), int(self.cursors.known.sum())
+        numbers, sequences = self.cursors.items()
+        self.packed_cursors, self.packed_sum = len(numbers), int(sequences.sum())
         self.is_comparable = True
         if self.ledger is not None:
             self.ledger.totals.passed_before = self.ledger.totals.passed

@@ -191,7 +191,7 @@ def _cursors(
     lookups: _Lookups,
 ) -> Work[tuple[npt.NDArray[np.int64], bool]]:  # fmt: skip
     """Return the next sequence of each of these subjects, and whether all are known."""
-    cursors = group.peek_floor(subject_filter, numbers).astype(np.int64)
+    cursors = group.floor(subject_filter, numbers).astype(np.int64)
     if subject_filter.start.kind != "time":
         return cursors, True
     ends = store.subjects.ends[numbers].astype(np.int64)
@@ -225,9 +225,12 @@ def oldest_us(store: Store, group: Group) -> Work[int | None]:
     """
     found = list[int]()
     for subject_filter in group.every_lane(store):
-        of = _oldest_of_subject if subject_filter.exact else _oldest_of_prefix
-        found += of(store, group, subject_filter)
-        yield _OLDEST_WORK
+        if subject_filter.exact:
+            yield _OLDEST_WORK + sum(part.consumer_log.look_up_us for part in store.partitions)
+            found += _oldest_of_subject(store, group, subject_filter)
+        else:
+            found += _oldest_of_prefix(store, group, subject_filter)
+            yield _OLDEST_WORK
     return min(found, default=None)
 
 
@@ -268,7 +271,7 @@ def _is_not_given(store: Store, group: Group, subject_filter: SubjectFilter, ent
     number = entry[3]
     if not _takes(store, subject_filter, number):
         return False
-    return entry[0] + entry[4] > int(group.peek_floor(subject_filter, np.array([number]))[0])
+    return entry[0] + entry[4] > int(group.floor(subject_filter, np.array([number]))[0])
 
 
 def _not_given(
@@ -277,7 +280,7 @@ def _not_given(
     """Return the indexes of the rows (ENTRY_DTYPE) that are for the group and were not handed out."""
     assert rows.dtype == ENTRY_DTYPE
     subjects = rows["subject"].astype(np.int64)
-    wanted = rows["first_sequence"] + rows["count"] > group.peek_floor(subject_filter, subjects)
+    wanted = rows["first_sequence"] + rows["count"] > group.floor(subject_filter, subjects)
     if subject_filter.prefix or subject_filter.kind is not None or store.subjects.has_private:
         # By name: what a filter keeps to match rows takes a byte a subject, and many groups may be idle.
         different, which = np.unique(subjects, return_inverse=True)

@@ -12,6 +12,7 @@ import msgpack
 import numpy as np
 import numpy.typing as npt
 
+from qmq.broker.groups.cursors import Cursors
 from qmq.broker.groups.group import Group, SubjectFilter
 from qmq.errors import StorageError
 from qmq.names import takes
@@ -88,17 +89,21 @@ def wrongly_held(group: Group) -> Unaccounted | None:
 
 def _passed(store: Store, group: Group, counted: int) -> int | None:
     """Return how many messages the cursors have passed; None where that is not known."""
-    cursors, gaps = group.cursors.known.astype(np.int64), len(store.subjects.gaps)
-    numbers = np.flatnonzero(cursors)
-    if len(numbers) == group.packed_cursors and not gaps and int(cursors.sum()) - group.packed_sum == counted:
+    numbers, cursors = group.cursors.items()
+    if (
+        len(numbers) == group.packed_cursors
+        and not len(store.subjects.gaps)
+        and int(cursors.sum()) - group.packed_sum == counted
+    ):
         return counted  # as most often: nothing has to be looked up
-    before = np.zeros(len(cursors), np.int64)
+    known = Cursors()
     if group.packed_cursors:
         packed: dict[str, Any] = msgpack.unpackb(group.packed_bytes, strict_map_key=False)
-        of, sequences = (np.frombuffer(*one) for one in zip(packed["cursors"], ("<u4", "<u8"), strict=True))
-        before[of[of < len(before)]] = sequences[of < len(before)]
-    numbers = np.flatnonzero((cursors != before) & (cursors > 0))  # one that is unset again has nothing to pass
-    start, end = before[numbers], cursors[numbers]
+        known.put(*(np.frombuffer(*one) for one in zip(packed["cursors"], ("<u4", "<u8"), strict=True)))
+    end, before = cursors.astype(np.int64), known.of(numbers).astype(np.int64)
+    changed = end != before
+    numbers, end, before = numbers[changed], end[changed], before[changed]
+    start = before.copy()
     if len(new := np.flatnonzero(start == 0)):
         beginnings = _beginnings(store, group, numbers[new])
         if beginnings is None:
@@ -106,7 +111,7 @@ def _passed(store: Store, group: Group, counted: int) -> int | None:
         start[new] = beginnings
     start = np.maximum(start, store.subjects.firsts[numbers].astype(np.int64))
     # A cursor never goes back but by a seek; if it does, it passes messages twice.
-    return store.subjects.messages_of(numbers, start, end) - store.subjects.messages_of(numbers, end, before[numbers])
+    return store.subjects.messages_of(numbers, start, end) - store.subjects.messages_of(numbers, end, before)
 
 
 def _beginnings(store: Store, group: Group, numbers: Numbers) -> Numbers | None:

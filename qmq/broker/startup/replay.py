@@ -163,5 +163,5 @@ class GroupReplay:
                 first = next(iter(store.subject_rows(number, 0, 1)), None)
                 was_there = first is not None and first[1]["stored_at_us"][0] <= rule.until_us
                 if was_there and not group.cursors.get(number):
-                    group.cursors.upto(number + 1)[number] = rule.value
+                    group.cursors.set(number, rule.value)
                     group.compare_anew()

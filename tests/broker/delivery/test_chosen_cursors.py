@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from qmq.broker.delivery.chosen_cursors import ChosenCursors, CursorScratch
-from qmq.broker.groups.group import Cursors
+from qmq.broker.groups.cursors import Cursors
 
 
 @pytest.mark.parametrize("seed", range(20))

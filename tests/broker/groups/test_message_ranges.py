@@ -138,7 +138,7 @@ def test_messages_handed_out_before_are_not_in_the_range_around_them(tmp_path: P
     subject_filter = followed(store, "b.")
     number = store.subjects.number("b.7")
     assert number is not None
-    subject_filter.group.cursors.upto(number + 1)[number] = 12
+    subject_filter.group.cursors.set(number, 12)
     parts = chosen(store, subject_filter, 10_000)
     wanted = places_of(parts)
     assert len(wanted) == 1_000 - 12

@@ -182,7 +182,7 @@ class GroupView:
         if state == FILTERED:
             return GroupMessage("filtered", reason=self._without_tags())
         number = place.entry[3]
-        if place.sequence >= int(group.cursors.upto(number + 1)[number]):
+        if place.sequence >= group.cursors.get(number):
             if state in (EXPIRED, SKIPPED):
                 return GroupMessage("expired", since_us=place.entry[2])
             return GroupMessage("waiting", since_us=place.entry[2], reason=blocked_by(self._store, group, number))
