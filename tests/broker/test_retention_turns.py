@@ -80,7 +80,7 @@ def test_so_many_groups_are_moved_in_a_turn(tmp_path: Path, monkeypatch: pytest.
     send(driven, 20)
     for number in range(350):
         driven.subscribe("a.", group=f"g{number}", start="first")
-    moved = count(monkeypatch, GroupAdvance, "move", lambda _group: 1)
+    moved = count(monkeypatch, GroupAdvance, "_apply", lambda *_: 1)
     (gone,) = let_one_go(driven, moved)
     assert len(gone.skipped) == 350
     assert sum(moved.counts) == 350
@@ -94,7 +94,7 @@ def test_a_group_that_follows_much_counts_as_many(tmp_path: Path, monkeypatch: p
     send(driven, 20)
     for number in range(30):
         driven.subscribe(*(f"a.{subject}" for subject in range(50)), group=f"g{number}", start="first")
-    moved = count(monkeypatch, GroupAdvance, "move", lambda group: len(group.filters))
+    moved = count(monkeypatch, GroupAdvance, "_apply", lambda group, *_: len(group.filters))
     (gone,) = let_one_go(driven, moved)
     assert len(gone.skipped) == 30
     assert sum(moved.counts) == 30 * 50

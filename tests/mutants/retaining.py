@@ -69,8 +69,8 @@ OF_RETENTION: Final = (
     ),
     Mutant(
         "keep a segment that a group has not taken all of",
-        "Retention._take_group",
-        never("not dropping.must_go and group.name is not None and dropping.advance.missed(group)"),
+        "Retention._take_piece",
+        instead("dropping.must_go or group.name is None", "True"),
         _RETENTION,
     ),
     Mutant(
@@ -81,20 +81,20 @@ OF_RETENTION: Final = (
     ),
     Mutant(
         "count what a group that is moved misses",
-        "GroupAdvance.move",
+        "GroupAdvance._apply",
         skip("group.skipped += skipped"),
         _RETENTION,
     ),
     Mutant(
         "record that a group was moved",
-        "GroupAdvance.move",
+        "GroupAdvance._apply",
         skip("self._store.groups.stage(RecordKind.MOVED, msgpack.packb(fields))"),
         _RETENTION,
     ),
     Mutant(
         "move nobody back who begins behind a segment",
-        "GroupAdvance.move",
-        skip("exact = [subject_filter for subject_filter in exact if self._begins_before(subject_filter)]"),
+        "GroupAdvance._behind",
+        always("number is not None and self._next(subject_filter, number) < self._end_of(number)"),
         _RETENTION,
     ),
     Mutant(
@@ -163,7 +163,7 @@ OF_RETENTION: Final = (
     Mutant(
         "move so many groups in a turn",
         "Retention._take_groups",
-        skip("left -= 1 + len(group.filters)"),
+        skip("work += done"),
         _TURNS,
     ),
     Mutant(

@@ -51,6 +51,8 @@ class Subscriptions:
         self._limits = limits
         self._effects = effects
         self._arrivals = arrivals
+        #: Prefixes and subjects that were followed since somebody has set this.
+        self.followed_since: set[str] | None = None
         self._tracker = tracker
         self._durable = durable
         self.groups: dict[str, Group] = {}
@@ -144,6 +146,8 @@ class Subscriptions:
         self._tracker.follows(group, subject_filter)
         group.ticket = self._durable.ticket()
         self._arrivals.watch(subject_filter)
+        if self.followed_since is not None:
+            self.followed_since.add(prefix)
         return subject_filter
 
     def set_follows(self, group: Group, prefixes: Sequence[str], begin: GroupStart) -> None:

@@ -38,7 +38,8 @@ _FORGOTTEN: Final = 512
 #: The work of a piece that looks, of a number that is forgotten, and of the known names for each piece that forgets.
 _LOOK_WORK: Final = 400
 _FORGET_WORK: Final = 5
-_NAMES_A_UNIT: Final = 512
+_NAMES_A_UNIT: Final = 32
+_CURSORS_A_UNIT: Final = 512
 #: The cursors of a group.
 _GROUP_WORK: Final = 5
 
@@ -90,6 +91,14 @@ class IdleSubjectsForgetting:
         return self._look_us if may_find else None
 
     def _look(self) -> Work[None]:
+        self._subscriptions.followed_since = followed = set[str]()
+        try:
+            yield from self._look_at_all(followed)
+        finally:
+            self._subscriptions.followed_since = None
+
+    def _look_at_all(self, followed: set[str]) -> Work[None]:
+        """Look at all subjects; *followed* gets what is followed from now on."""
         store, gone = self._store, list[npt.NDArray[np.int64]]()
         for start in range(0, store.subjects.count, _LOOKED_AT):
             end = min(start + _LOOKED_AT, store.subjects.count)
@@ -99,18 +108,19 @@ class IdleSubjectsForgetting:
             long_idle = idle.numbers[_same(idle, before)] if before is not None else idle.numbers[:0]
             if len(long_idle):
                 yield from self._families.caught_up()
+                if not gone:
+                    yield from self._add_followed(followed)
             for at in range(0, len(long_idle), _FORGOTTEN):
                 numbers = long_idle[at : at + _FORGOTTEN]
                 still_idle = np.isin(numbers, store.idle_subjects(start, end).numbers, assume_unique=True)
-                gone.append(self._forget(numbers[still_idle]))
+                gone.append(self._forget(numbers[still_idle], followed))
                 yield _FORGET_WORK * len(numbers) + store.subjects.name_count // _NAMES_A_UNIT
         if gone:
             yield from self._forget_cursors(np.concatenate(gone))
 
-    def _forget(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def _forget(self, numbers: npt.NDArray[np.int64], followed: set[str]) -> npt.NDArray[np.int64]:
         """Forget those of these numbers without messages that nothing holds; return them."""
         store, subjects = self._store, self._store.subjects
-        followed = self._followed()
         chosen = [
             (number, name)
             for number, name in zip(numbers.tolist(), subjects.names_of(numbers), strict=True)
@@ -130,14 +140,12 @@ class IdleSubjectsForgetting:
         several = map(self._store.subjects.numbers_of, names)
         return [numbers[0] for numbers in several if numbers]
 
-    def _followed(self) -> set[str]:
-        """Return the subjects that groups and consumers follow, or once followed, by their full names."""
-        return {
-            subject_filter.prefix
-            for group in self._groups()
-            for subject_filter in group.all_filters()
-            if is_exact(subject_filter.prefix)
-        }
+    def _add_followed(self, followed: set[str]) -> Work[None]:
+        """Add the subjects that groups and consumers follow, or once followed, by their full names."""
+        for group in self._groups():
+            filters = list(group.all_filters())
+            followed.update(one.prefix for one in filters if is_exact(one.prefix))
+            yield _GROUP_WORK + len(filters)
 
     def _groups(self) -> list[Group]:
         return [*self._subscriptions.groups.values(), *self._subscriptions.solo()]
@@ -146,7 +154,7 @@ class IdleSubjectsForgetting:
         for group in self._groups():
             if group.cursors.forget(numbers):
                 group.dirty = True
-            yield _GROUP_WORK + len(numbers) // _NAMES_A_UNIT
+            yield _GROUP_WORK + len(group.cursors.column) // _CURSORS_A_UNIT
 
 
 def _same(idle: IdleSubjects, before: IdleSubjects) -> npt.NDArray[np.bool_]:

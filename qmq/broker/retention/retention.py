@@ -18,6 +18,7 @@ from qmq.broker.groups.group import Group
 from qmq.broker.ports.commands import Now, ReadDone
 from qmq.broker.ports.effects import Asker, Effect, ReadWanted, first_number
 from qmq.broker.ports.limits import BrokerLimits
+from qmq.broker.ports.work import TURN_WORK, Work
 from qmq.broker.publish.publish import Intake
 from qmq.broker.retention.advance_groups import GroupAdvance
 from qmq.broker.retention.carry_forward import CarryForward
@@ -37,8 +38,6 @@ _HELD_US: Final = 600_000_000
 _NO_SIZE_LIMIT_US: Final = 600_000_000
 #: Report a segment that waits for its receipt after so long, and again after as long.
 _REPORT_US: Final = 4_000_000_000
-#: Groups, and prefixes and subjects that they follow, that one tick moves past a segment: about 50 us each.
-_FILTERS: Final = 200
 #: Reads for one group; after them, the loop waits for what is not in memory.
 _MOST_READS: Final = 64
 #: The most groups that a report names.
@@ -96,7 +95,7 @@ class _SegmentDrop:
         self.groups = groups  # to be looked at, then to be moved
         self.reads = set[object]()  # made for the next group
         self.carry_forward: CarryForward | None = None
-        self.skipped: dict[str, int] = {}
+        self.work: Work[bool] | None = None  # of the next group
         self.is_ready = False
 
 
@@ -341,35 +340,43 @@ class Retention:
         """Look at the next groups, or move them past the segment once it is chosen, until a read is needed. Return a
         group that has not taken all messages, if the segment stays because of it. Raises StorageError.
         """
-        left = _FILTERS
-        while dropping.groups and left > 0:
+        work = 0
+        while dropping.groups and work < TURN_WORK:
             group = dropping.groups[-1]
             try:
-                skipped = self._take_group(dropping, group)
+                may_go, done = self._take_piece(dropping, group)
             except NotInMemory as missing:
+                dropping.work = None
                 if missing.read.key not in dropping.reads and len(dropping.reads) < _MOST_READS:
                     dropping.reads.add(missing.read.key)
                     self._read(missing.read)
                     return None
                 with blocking_reads(self._store):
-                    skipped = self._take_group(dropping, group)
-            if skipped is None:
-                return group
-            if skipped and group.name is not None:
-                dropping.skipped[group.name] = skipped
-            dropping.groups.pop()
-            dropping.reads.clear()
-            left -= 1 + len(group.filters)
+                    may_go, done = self._take_piece(dropping, group)
+            work += done
+            if may_go is not None:
+                dropping.work = None
+                if not may_go:
+                    return group
+                dropping.groups.pop()
+                dropping.reads.clear()
         return None
 
-    def _take_group(self, dropping: _SegmentDrop, group: Group) -> int | None:
-        """Look at a group, or move it; return how many messages it misses, None if the segment stays because of it.
-
-        Raises NotInMemory and StorageError.
+    def _take_piece(self, dropping: _SegmentDrop, group: Group) -> tuple[bool | None, int]:
+        """Look at a piece of the segment for a group, or move it past that. Return whether the segment may go as far as
+        the group is concerned, None while that is not known, and how much work it was. Raises NotInMemory and
+        StorageError.
         """
-        if not dropping.must_go and group.name is not None and dropping.advance.missed(group):
-            return None  # also where a group has begun in it, or was moved back, since it was looked at
-        return dropping.advance.move(group) if dropping.is_chosen else 0
+        if dropping.work is None:
+            if dropping.is_chosen:  # also a group may have begun in it, or was moved back, since it was looked at
+                may_skip = dropping.must_go or group.name is None
+                dropping.work = dropping.advance.move(group, may_skip=may_skip)
+            else:
+                dropping.work = dropping.advance.look(group)
+        try:
+            return None, next(dropping.work)
+        except StopIteration as done:
+            return bool(done.value), 0
 
     def _hold(self, dropping: _SegmentDrop, holder: Group, now: Now) -> None:
         """Keep the segment, as a group has not taken all of its messages."""
@@ -404,7 +411,9 @@ class Retention:
         until_us = self._stored_until.pop((partition, base), 0)
         copies = dropping.carry_forward
         self.dropped.append(
-            Dropped(partition, base, end, messages, until_us, copies.carried, copies.lost, dropping.skipped)
+            Dropped(
+                partition, base, end, messages, until_us, copies.carried, copies.lost, dict(dropping.advance.skipped)
+            )
         )
         self._look_us = now.monotonic_us
         if 2 * copies.carried_bytes > end - base:

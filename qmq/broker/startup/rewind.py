@@ -75,7 +75,7 @@ def hand_out_unrecorded(store: Store, groups: Iterable[Group], now_us: int) -> N
         ledger = group.ledger
         if ledger is None or group.name is None:
             continue
-        own = store.subjects.under(private_subject(group.name, ""), 0, store.subjects.count)
+        own = store.subjects.under(private_subject(group.name, ""), 0, store.subjects.count).tolist()
         for header, is_restored in _stored(store, own) if own else ():
             partition, position, first = header.partition, header.position, header.producer_sequence
             messages = MessageRange(PARTITIONS + partition, position, 0, 0, header.messages, position)

@@ -232,7 +232,12 @@ class CheckpointTaker:
         """Note that the messages *had* are gone: a subject begins behind the gap at its beginning."""
         table = self._subjects
         self._dropped_end = max(self._dropped_end, int(had.ends.max(initial=0)))
-        table.gaps.add(*had)
+        firsts = table.firsts[had.subjects]
+        begins = np.ones(len(firsts), np.bool_)  # the first range of each subject
+        begins[1:] = had.subjects[1:] != had.subjects[:-1]
+        inside = begins & (had.starts <= firsts) & (firsts < had.ends)
+        table.firsts[had.subjects[inside]] = had.ends[inside]
+        table.gaps.add(*(column[~inside] for column in had))
         table.gaps.advance(table.firsts)
         self._claimed_gaps = [(-1, -1)], table.gaps  # the gaps differ for partitions that were given up, too
 

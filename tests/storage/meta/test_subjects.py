@@ -63,10 +63,10 @@ def test_what_the_checkpoint_does_not_know_is_cut(tmp_path: Path) -> None:
 
 def test_those_under_a_prefix_are_found(tmp_path: Path) -> None:
     table = make(tmp_path / "subjects", ["a.1", "b.1", "a.2", "a.3"])
-    assert table.under("a.", 0, 4) == [0, 2, 3]
-    assert table.under("a.", 1, 3) == [2]
-    assert table.under("", 1, 9) == [1, 2, 3]
-    assert table.under("c.", 0, 4) == []
+    assert table.under("a.", 0, 4).tolist() == [0, 2, 3]
+    assert table.under("a.", 1, 3).tolist() == [2]
+    assert table.under("", 1, 9).tolist() == [1, 2, 3]
+    assert table.under("c.", 0, 4).tolist() == []
     table.close()
 
 
@@ -93,7 +93,7 @@ def test_a_number_stands_for_a_name_and_a_lane(tmp_path: Path) -> None:
             {LANE_ORDERED},
             set(),
         ]
-        assert one.under("a.", 0, 5) == [0, 2, 4]
+        assert one.under("a.", 0, 5).tolist() == [0, 2, 4]
         assert one.lane_kinds == {LANE_NORMAL, LANE_HIGH, LANE_ORDERED}
         assert (one.count, one.name_count) == (5, 3)
         one.close()
@@ -108,7 +108,7 @@ def test_a_forgotten_number_gives_its_name_and_lane_to_another(tmp_path: Path) -
     assert (table.has_copies("a"), table.has_copies("b")) == (True, False)
     table.forget([0, 2, 5])
     assert [table.numbers_of(name) for name in ("a", "b", "~g~a", "c")] == [[4], [1], [], [3]]
-    assert (table.heads(0, 9), table.under("", 0, 6)) == ([1, 3, 4], [1, 3, 4])
+    assert (table.heads(0, 9), table.under("", 0, 6).tolist()) == ([1, 3, 4], [1, 3, 4])
     assert (table.name_count, table.further_lane_count, table.forgotten_count) == (3, 0, 3)
     assert (table.has_copies("a"), table.names_with_lanes(0, 9)) == (False, ["a"])
     assert (table.kinds_under("", 0), table.kinds_under("c", 0)) == ({LANE_HIGH}, set())
