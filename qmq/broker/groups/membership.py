@@ -370,6 +370,8 @@ def _leave_some(ledger: Ledger, member: Member, why: LeaveReason, now_us: int) -
 MADE_UP_TIMEOUTS: Final = 3
 #: The wall clock may be set at any time, so due times by it are checked this often.
 _LOOK_FOR_EXPIRY_EVERY_US: Final = 60_000_000
+#: Groups that one tick deletes, each with its files.
+_DELETED_AT_ONCE: Final = 16
 
 
 class Broadcasts:
@@ -400,14 +402,15 @@ class Broadcasts:
                 self._wait_for(number, group, now.wall_us + self._ttl_us)
 
     def tick(self, now: Now) -> None:
-        """Delete the groups that are due."""
+        """Delete some of the groups that are due."""
         left = self._members.left_groups
         while left:
             number = left.pop()
             group = self._groups.get(number)
             if group is not None:
                 self._wait_for(number, group, now.wall_us)
-        while self._due and self._due[0][0] <= now.wall_us:
+        deleted = 0
+        while self._due and self._due[0][0] <= now.wall_us and deleted < _DELETED_AT_ONCE:
             due_us, number = heapq.heappop(self._due)
             group = self._groups.get(number)
             if self._looks.get(number) != due_us:
@@ -416,6 +419,7 @@ class Broadcasts:
             until_us = self._due_us(group, due_us) if group is not None else None
             if group is not None and until_us is not None and until_us <= now.wall_us:
                 self._delete(group)
+                deleted += 1
             elif until_us is not None:
                 self._look_at(number, until_us)
 

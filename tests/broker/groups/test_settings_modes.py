@@ -132,6 +132,21 @@ def test_a_member_that_is_away_for_a_week_is_deleted(tmp_path: Path, stop: Any) 
     driven.close()
 
 
+def test_members_that_end_together_are_deleted_a_few_at_a_time(tmp_path: Path) -> None:
+    driven = filled(tmp_path, 1)
+    for number in range(1, 41):
+        member = Consumer(driven, f"c{number}", connection=number, mode="broadcast")
+        driven.do(Unsubscribe(number, driven.request(), member.subscription))
+    driven.now = driven.now._replace(wall_us=driven.now.wall_us + 7 * DAY_MS * 1_000)
+    left = [len(driven.broker.groups)]
+    deadline_us = driven.now.monotonic_us
+    while deadline_us == driven.now.monotonic_us:  # the next tick is due at once
+        deadline_us = driven.broker.tick(driven.now) or 0
+        left.append(len(driven.broker.groups))
+    assert left == [40, 24, 8, 0]
+    driven.close()
+
+
 @pytest.mark.parametrize("stop", [Driven.restart, killed, None])
 def test_a_killed_member_with_a_made_up_id_is_deleted_after_a_few_session_timeouts(tmp_path: Path, stop: Any) -> None:
     driven = filled(tmp_path, 1, BrokerLimits(session_timeout_ms=30_000))
