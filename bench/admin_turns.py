@@ -76,7 +76,7 @@ class Stacks:
                 if "/qmq/" in (path := frame.f_code.co_filename):
                     stack.append(f"{path.rpartition('/qmq/')[2]}:{frame.f_lineno} {frame.f_code.co_name}")
                 frame = frame.f_back
-            self._sampled.append(tuple(stack[:7]))
+            self._sampled.append(tuple(stack[:14]))
 
     def turn(self, took_ms: float) -> None:
         """End a turn, and print the most frequent stacks if it was long."""

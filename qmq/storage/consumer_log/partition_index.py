@@ -497,6 +497,11 @@ class ConsumerLog:
             return int(SEQUENCES.unpack_from(found.row_range.data(), index * ENTRY_SIZE)[0])
         return None
 
+    @property
+    def look_up_us(self) -> int:
+        """How many microseconds a look-up of a subject may take beside the usual, as few were made before."""
+        return sum(level.question_us for level in self._levels())
+
     def _levels(self) -> list[RangeBlocks]:
         self._settle()
         return [self._sealed.shelves, *(journal.shelves for journal in self._frozen), self._journal.shelves]

@@ -73,8 +73,23 @@ PIECES = st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=5), max_size=
 @pytest.mark.no_cover
 @given(pieces=PIECES, repeats=st.sampled_from([1, 1, 8, 20]))
 @settings(max_examples=part_of(40))
+def test_rows_of_a_subject_while_ranges_are_marked_in_pieces(pieces: list[list[int]], repeats: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(subject_lookup, "_MARKED_AT_ONCE", 2)
+        patch.setattr(subject_lookup, "ASKED_A_MARK", 8)
+        check_rows(pieces, repeats)
+
+
+@pytest.mark.no_cover
+@given(pieces=PIECES, repeats=st.sampled_from([1, 1, 8, 20]))
+@settings(max_examples=part_of(40))
 def test_rows_of_a_subject(pieces: list[list[int]], repeats: int) -> None:
     """Up to 240 ranges, so that shelves fill and some subjects are only on some of them."""
+    check_rows(pieces, repeats)
+
+
+def check_rows(pieces: list[list[int]], repeats: int) -> None:
+    """Compare what is found of each subject with all of its rows."""
     shelves, rows, _ = shelved(pieces * repeats)
     for subject in range(7):
         mine = [row for row in rows if row[3] == subject]
