@@ -234,7 +234,10 @@ class SubjectFilter:
         number = self.subject(store) if self.number is None else self.number
         if number is None:
             return False
-        return self.group.cursors.get(number) < store.subjects.ends.item(number)
+        cursors = self.group.cursors  # looked up here: each message asks
+        column = cursors.column
+        cursor = column.item(number) if number < len(column) else cursors.few.get(number, 0)
+        return cursor < store.subjects.ends.item(number)
 
     def pass_run(self, number: int, first: int, end: int, row: int, total: int) -> bool:
         """Move behind a run that it takes, if that is the next to hand out, and *total* messages of it are: sequences
@@ -243,7 +246,8 @@ class SubjectFilter:
         It is the next where all before is handed out, and no start has to be asked.
         """
         group = self.group
-        cursor = group.cursors.get(number)
+        column = group.cursors.column
+        cursor = column.item(number) if number < len(column) else group.cursors.few.get(number, 0)
         if not cursor or end - first != total:
             return False
         if self.exact:
@@ -254,7 +258,10 @@ class SubjectFilter:
             if self.row_cursors[0] != row or first < cursor:
                 return False
             self.row_cursors[0] = row + 1
-        group.cursors.set(number, end)
+        if number < len(column):
+            column[number] = end
+        else:
+            group.cursors.few[number] = end
         group.dirty = True
         return True
 
