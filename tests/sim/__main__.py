@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 
-from tests.sim import brokers, consumption, law, modes, narrowing, retaining
+from tests.sim import brokers, consumption, law, modes, narrowing, public, retaining
 from tests.sim.history import summary
 from tests.sim.kinds import KINDS, run
 from tests.sim.runs import count_many, told
@@ -19,9 +19,14 @@ MANY = {
     "brokers": brokers.run,
     "narrowing": narrowing.run,
     "law": law.run,
+    "public": public.run,
 }
 if kind in MANY and numbers:
-    print(told(count_many(MANY[kind], int(numbers[0]), int(numbers[1]) if len(numbers) > 1 else 1)))
+    count = int(numbers[1]) if len(numbers) > 1 else 1
+    counts = count_many(MANY[kind], int(numbers[0]), count)
+    print(told(counts))
+    if kind == "public" and count >= 200 and (unused := public.unused(counts)):
+        sys.exit(f"no history had {', '.join(unused)}")
 elif kind in KINDS and len(numbers) == 1:
     print(summary(run(kind, int(numbers[0]))))
 else:

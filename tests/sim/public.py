@@ -1,0 +1,392 @@
+"""Random histories of programs that use the public clients, with and without asyncio, in all their ways, at real
+brokers over real sockets. What each program was given is held against the law: each message that a group wants is
+acknowledged once, or is dead; nothing is lost, and nothing stays for ever.
+
+All that a history draws comes from its seed. What the loop, the threads and the disks make of it may differ each time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Any, Final
+
+import pytest
+
+import qmq
+from qmq.broker.groups.passed import wrongly_held, wrongly_passed
+from qmq.net.client.consumer import acks, nacks, order_turns
+from qmq.storage.disk.disk import Disk
+from qmq.storage.verify.verify import verify
+from tests.net.several import Several, until
+from tests.sim.public_boss import CALLS, Boss, Processes
+from tests.sim.public_people import (
+    DECISIONS,
+    ENDS,
+    SENDING,
+    SYNC_SENDING,
+    SYNC_WAYS,
+    WAYS,
+    Crew,
+    Sender,
+    Worker,
+)
+from tests.sim.public_record import GroupRecord, Record, Sent
+
+SUBJECTS: Final = ("a.x", "a.y", "b.z")
+FOLLOWED: Final = (("",), ("a.",), ("a.x", "b."), ("b.z",))
+TAGS: Final = ("red", "green", "blue")
+ORDER_KEYS: Final = ("one", "two", "three")
+#: What some histories of many must have had.
+FEATURES: Final = (
+    *SENDING, *SYNC_SENDING, *WAYS, *SYNC_WAYS, *(f"end: {end}" for end in ENDS),
+    *(f"decision: {decision}" for decision in DECISIONS), *(f"boss: {call}" for call in CALLS),
+    *(f"mode: {mode}" for mode in ("reliable", "at_most_once", "broadcast")), "killed", "session cancelled",
+    "connection lost", "consumer with an id", "with a key", "with tags", "with an order key", "with a priority",
+    "with a delay", "with expires_in", "cancelled", "empty body", "JSON body", "large body", "dead", "deleted",
+    "expired", "filtered", "flush", "redriven", "refused", "resent", "order of a slot is checked",
+    "order of a subject is checked", "back with an earlier one of its slot",
+)  # fmt: skip
+#: Seconds that a history may take; it takes less than one.
+TIMEOUT_S: Final = 60
+#: Seconds of clients, which would make histories long.
+WAITS: Final = (
+    (acks, "ACK_DELAY", 0.002), (nacks, "HELD_FOR", 0.02), (nacks, "AGAIN_AFTER", 0.005),
+    (nacks, "FIRST_RELEASE_US", 1_000), (nacks, "LAST_RELEASE_US", 8_000), (order_turns, "LEAST_BACK", 0.002),
+    (order_turns, "MOST_BACK", 0.01),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class GroupPlan:
+    """The settings of a group, and its consumers."""
+
+    name: str
+    prefixes: tuple[str, ...]
+    tags: tuple[str, ...]
+    settings: dict[str, Any]
+    #: For each consumer whether it is one without asyncio, and its id, if it has one.
+    workers: tuple[tuple[bool, str | None], ...]
+    mode: str = "reliable"
+
+
+class History:
+    """One history."""
+
+    def __init__(self, seed: int, directory: Path) -> None:
+        self.seed = seed
+        self.chance = chance = Random(seed)
+        self.directory = directory
+        self.record = Record()
+        self.brokers = Several(
+            directory, chance.choice((1, 1, 1, 2)), partitions=chance.choice((1, 1, 2, 3)), segment_bytes="256 KiB",
+            max_frame_bytes="64 KiB", max_message_bytes="8 KiB", scrub_bytes_per_s=0,
+            checkpoint_ms=chance.choice((10, 50, 1_000)),
+        )  # fmt: skip
+        self.count = self.record.count
+        self.has = {
+            name: chance.random() < share
+            for name, share in (
+                ("tags", 0.4), ("order keys", 0.4), ("priorities", 0.4), ("expiry", 0.25), ("delays", 0.3),
+            )
+        }  # fmt: skip
+        self.messages = [self._message(number) for number in range(chance.choice((10, 30, 60)))]
+        self.groups = [self._group(f"g{number}") for number in range(chance.choice((1, 1, 2)))]
+        self.senders = chance.choice((1, 1, 2))
+        self.options = {"durability": chance.choice(("append", "flush")), "linger": chance.choice((0, 0, 0.002))}
+
+    # --- what is drawn -----------------------------------------------------------------------------------------------
+
+    def _message(self, number: int) -> Sent:
+        chance, has = self.chance, self.has
+        body = chance.choice((
+            b"%d" % number, b"%d." % number + b"x" * chance.choice((100, 2_000)), b'{"n":%d}' % number, b""
+        ))  # fmt: skip
+        order_key = chance.choice(ORDER_KEYS) if has["order keys"] and chance.random() < 0.6 else None
+        is_usual = order_key is not None or not has["priorities"]
+        return Sent(
+            number=number,
+            subject=chance.choice(SUBJECTS),
+            body=body,
+            key=str(number) if not body or chance.random() < 0.3 else None,
+            tags=tuple(tag for tag in TAGS if chance.random() < 0.4) if has["tags"] else (),
+            priority="normal" if is_usual else chance.choice(("low", "normal", "high")),
+            order_key=order_key,
+            expires=has["expiry"] and chance.random() < 0.3,
+            delay=chance.choice((0.001, 0.01, 0.03)) if has["delays"] and chance.random() < 0.3 else None,
+            begun=0,
+        )
+
+    def _group(self, name: str) -> GroupPlan:
+        chance, has = self.chance, self.has
+        settings = {
+            "max_attempts": chance.choice((1, 2, 3, 16)),
+            "max_unacked": chance.choice((1, 2, 8, 100, None)),
+            "max_unacked_bytes": chance.choice((None, None, None, 300)),
+            "retry_delays": chance.choice(([0], [0.002], [0, 0.01])),
+            "expire_after": 0.05 if has["expiry"] and chance.random() < 0.3 else None,
+            "priority_share": chance.choice((None, 0, 0.5, 1)) if has["priorities"] else None,
+        }
+        given = {name: value for name, value in settings.items() if value is not None}
+        mode = chance.choice(("reliable",) * 5 + ("at_most_once", "broadcast"))
+        workers = tuple(
+            (chance.random() < 0.4, f"{name}-{number}" if mode == "broadcast" or chance.random() < 0.5 else None)
+            for number in range(chance.choice((1, 2, 2, 3)))
+        )
+        tags = tuple(chance.sample(TAGS, chance.choice((1, 2)))) if has["tags"] and chance.random() < 0.7 else ()
+        return GroupPlan(name, chance.choice(FOLLOWED), tags, given, workers, mode)
+
+    def __repr__(self) -> str:
+        has = [name for name, is_there in self.has.items() if is_there]
+        settings = self.brokers._settings
+        return f"{len(self.brokers.brokers)} brokers {settings}, with {has}, groups {self.groups}, {self.options}"
+
+    # --- a history ---------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Let the programs run, then others take what is left; check."""
+        async with asyncio.timeout(TIMEOUT_S):
+            for number in range(len(self.brokers.brokers)):
+                await self.brokers.start(number)
+            try:
+                await self._live()
+                await self._drain()
+            finally:
+                for number in range(len(self.brokers.brokers)):
+                    await self.brokers.stop(number)
+                if isinstance(self.brokers, Processes):
+                    self.brokers.close()
+        self._check_files()
+        if self.record.wrongs:
+            raise AssertionError("\n".join(self.record.wrongs[:8]))
+
+    async def _live(self) -> None:
+        """Some programs send, others consume, and decide what they like."""
+        crew, chance = Crew(self.record), self.chance
+        for plan in self.groups:
+            if plan.mode != "broadcast":
+                self._group_record(plan, plan.name)
+        senders = list[Coroutine[Any, Any, Any]]()
+        for number in range(self.senders):
+            sender = Sender(self.record, self.messages[number :: self.senders], self._own_chance(f"sender {number}"))
+            if chance.random() < 0.3:
+                senders.append(asyncio.to_thread(sender.run_sync, self.brokers.url, self.options))
+            else:
+                senders.append(sender.run(self.brokers.url, self.options))
+        workers = [
+            self._worker(crew, plan, f"{plan.name} worker {number}", consumer, is_sync=is_sync)
+            for plan in self.groups
+            for number, (is_sync, consumer) in enumerate(plan.workers)
+        ]
+        names = [plan.name for plan in self.groups if plan.mode == "reliable"]
+        most = len(self.messages) * len(self.groups)
+        boss = Boss(self.record, crew, self.brokers, self._own_chance("boss"), names, most)
+        async with asyncio.TaskGroup() as tasks:
+            for worker in workers:
+                tasks.create_task(worker.run(self.brokers.url, {}))
+            try:
+                async with asyncio.TaskGroup() as sending:
+                    for call in senders:
+                        sending.create_task(call)
+                    sending.create_task(boss.run(self.brokers.url, self._taken))
+                await self._taken(most // 2, 0.15)
+            finally:
+                crew.stop()
+
+    def _group_record(self, plan: GroupPlan, name: str, **begin: int) -> GroupRecord:
+        """Return the record of a group, or of a member of a broadcast; *begin*: the ticks when it began."""
+        with self.record.lock:
+            if name not in self.record.groups:
+                self.record.groups[name] = GroupRecord(
+                    self.record, name, plan.prefixes, tags=plan.tags, expires="expire_after" in plan.settings,
+                    max_attempts=plan.settings["max_attempts"], mode=plan.mode, **begin,
+                )  # fmt: skip
+            return self.record.groups[name]
+
+    async def _taken(self, count: int, seconds: float) -> None:
+        """Wait until so many messages were given to consumers, or for so many seconds."""
+        came, loop = asyncio.Event(), asyncio.get_running_loop()
+
+        def look() -> None:
+            if self.count["taken"] >= count or self.record.wrongs:
+                loop.call_soon_threadsafe(came.set)
+
+        self.record.on_came.append(look)
+        look()
+        try:
+            async with asyncio.timeout(seconds):
+                await came.wait()
+        except TimeoutError:
+            pass
+        finally:
+            self.record.on_came.remove(look)
+
+    def _worker(self, crew: Crew, plan: GroupPlan, name: str, consumer: str | None, **how: Any) -> Worker:
+        options = {"group": plan.name, "consumer": consumer, "tags": plan.tags or None, "mode": plan.mode}
+        self.count["consumer with an id"] += consumer is not None
+        self.count[f"mode: {plan.mode}"] += 1
+
+        def group_of(consumer: str, before: int) -> GroupRecord:
+            if plan.mode != "broadcast":
+                return self.record.groups[plan.name]
+            return self._group_record(plan, f"{plan.name}@{consumer}", begins=self.record.tick(), subscribed=before)
+
+        chance = self._own_chance(name)
+        return Worker(crew, name, plan.prefixes, {**options, **plan.settings}, group_of, chance, **how)
+
+    def _own_chance(self, name: str) -> Random:
+        return Random(f"{self.seed} {name}")
+
+    async def _drain(self) -> None:
+        """Let consumers that acknowledge everything take all that is left; check what the brokers have then."""
+        crew = Crew(self.record)
+        workers = [
+            self._worker(
+                crew, plan, f"{plan.name} last {consumer}", consumer, is_sync=self.chance.random() < 0.3, is_calm=True
+            )
+            for plan in self.groups
+            for consumer in self._last_consumers(plan)
+        ]
+        async with qmq.connect(self.brokers.url) as client, asyncio.TaskGroup() as tasks:
+            for worker in workers:
+                tasks.create_task(worker.run(self.brokers.url, {}))
+            try:
+                await self._until_none(client, has_left, "something is left for ever")
+            finally:
+                crew.stop()
+        async with qmq.connect(self.brokers.url) as client:
+            await self._until_none(client, lambda row: bool(row.consumers), "consumers do not go")
+            await until(partial(self._has_settled, client), "delayed messages are delivered")
+            if not self.record.wrongs:
+                await self._check(client)
+
+    async def _has_settled(self, client: qmq.Client) -> bool:
+        return bool(self.record.wrongs) or not any(broker.delayed for broker in await client.admin.stats())
+
+    def _last_consumers(self, plan: GroupPlan) -> list[str | None]:
+        """Return the ids of those that drain a group; each member of a broadcast has its own messages."""
+        if plan.mode == "broadcast":
+            return [consumer for _, consumer in plan.workers]
+        return [None] * self.chance.choice((1, 2))
+
+    async def _until_none(self, client: qmq.Client, has: Callable[[qmq.GroupInfo], bool], fault: str) -> None:
+        """Wait until no group has that."""
+        left = [row for row in await client.admin.groups() if has(row)]
+        try:
+            async with asyncio.timeout(20):
+                while left and not self.record.wrongs:
+                    await asyncio.sleep(0.003)
+                    left = [row for row in await client.admin.groups() if has(row)]
+        except TimeoutError:
+            self.record.wrong(f"{fault}: {left}")
+
+    # --- checks ------------------------------------------------------------------------------------------------------
+
+    async def _check(self, client: qmq.Client) -> None:
+        await self._find(client)
+        by_id = {sent.id: sent.number for sent in self.record.sent.values()}
+        stats = {one.name: one for broker in await client.admin.stats() for one in broker.groups}
+        for name, group in self.record.groups.items():
+            letters = [letter async for letter in client.admin.dead_letters(name)]
+            dead = Counter(by_id[letter.id] for letter in letters)
+            group.check(dead, {by_id[letter.id]: letter.reason for letter in letters})
+            self.count["dead"] += len(letters)
+            rows = await client.admin.groups(name)
+            filtered = sum(
+                group.follows(sent) and not group.wants(sent) and sent.state == "stored"
+                for sent in self.record.sent.values()
+            )
+            found = {
+                "dead": sum(row.dead for row in rows), "filtered": sum(row.filtered for row in rows),
+                "skipped": sum(row.skipped for row in rows),
+            }  # fmt: skip
+            wanted = {"dead": len(letters), "filtered": filtered, "skipped": 0}
+            if group.mode == "at_most_once":
+                found["skipped"] = 0  # what expired, and what came in an answer that maybe did not arrive
+            if group.begins or group.is_changed:
+                found["filtered"] = filtered
+            if found != wanted:
+                self.record.wrong(f"group {name} has {found} in place of {wanted}")
+            self._check_stats(group, stats[name], len(letters))
+        for info in await client.admin.info():
+            for problem in info.problems:
+                if problem.code == "unaccounted":
+                    self.record.wrong(problem.message)
+        self._check_accounts()
+
+    async def _find(self, client: qmq.Client) -> None:
+        """Find each message that was sent. What has just fallen due may not be found at once."""
+        loop = asyncio.get_running_loop()
+        ends = loop.time() + 5
+        while True:
+            found = [message async for message in client.find(limit=None)]
+            missing = {sent.number for sent in self.record.sent.values() if sent.state == "stored"} - {
+                self.record.of(message).number for message in found
+            }
+            if not missing or loop.time() > ends:
+                break
+            self.count["found late"] += 1
+            await asyncio.sleep(0.003)
+        self.record.check_stored(found)
+
+    def _check_stats(self, group: GroupRecord, stats: qmq.GroupStats, dead: int) -> None:
+        """What the broker has counted is what the programs have done."""
+        if len(self.brokers.brokers) > 1 or group.is_changed or group.is_restarted or group.mode == "at_most_once":
+            return
+        died = dead + group.deleted.total()
+        states = Counter(hand.state for hands in group.hands.values() for hand in hands)
+        counted = {"acked": stats.acked, "rejected": stats.rejected, "died": stats.died}
+        wanted = {"acked": states["acking"] + states["acked"], "rejected": states["rejecting"] + states["rejected"],
+                  "died": died}  # fmt: skip
+        if counted != wanted:
+            self.record.wrong(f"group {group.name} has counted {counted} in place of {wanted}")
+
+    def _check_accounts(self) -> None:
+        for running in self.brokers.brokers:
+            if running is None:
+                continue
+            for group in running.broker.groups.values():
+                for found in (wrongly_held(group), wrongly_passed(running.store, group)):
+                    if found is not None:
+                        self.record.wrong(str(found))
+
+    def _check_files(self) -> None:
+        for number in range(len(self.brokers.brokers)):
+            report = verify(self.directory / f"broker-{number}", Disk())
+            for finding in report.findings:
+                if finding.severity == "fault":
+                    self.record.wrong(str(finding))
+
+
+def has_left(row: qmq.GroupInfo) -> bool:
+    """Return whether a group still has something to take."""
+    return bool(row.ready or row.in_flight or row.in_retry or row.delayed)
+
+
+def run(seed: int) -> Counter[str]:
+    """One history, and what happened in it."""
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="qmq-public-") as directory:
+        for module, constant, value in WAITS:
+            patch.setattr(module, constant, value)
+        patch.setenv("QMQ_STATE_DIR", str(Path(directory) / "state"))
+        history = History(seed, Path(directory))
+        try:
+            asyncio.run(history.run())
+        except BaseException as error:
+            if name := os.environ.get("PUBLIC_EVENTS"):
+                Path(name).write_text("\n".join(history.record.events))
+            error.add_note(f"again: python -m tests.sim public {seed}: {history}")
+            raise
+    return history.count
+
+
+def unused(counts: Counter[str]) -> list[str]:
+    """Return the features that no history has had."""
+    return sorted({name for name in FEATURES if not counts[name]})

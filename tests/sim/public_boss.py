@@ -1,0 +1,133 @@
+"""What befalls the programs of one history: administrators, lost connections, and brokers that end and start again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+from random import Random
+from typing import Any, Final
+
+import qmq
+from qmq.daemon.main import RunningBroker
+from tests.broker_process import BrokerProcess
+from tests.sim.public_people import Crew
+from tests.sim.public_record import GroupRecord, Record
+
+#: What may befall a group, and all programs.
+GROUP_CALLS: Final = ("seek", "redrive", "resend", "set_group", "delete_dead")
+CALLS: Final = (*GROUP_CALLS, "roll", "lose", "lose", "restart")
+CHANGED: Final[dict[str, tuple[Any, ...]]] = {
+    "max_attempts": (1, 2, 5),
+    "max_unacked": (1, 3, 50),
+    "max_unacked_bytes": (1, 500, 1 << 20),
+    "retry_delays": ([0], [0.001, 0.004]),
+    "priority_share": (0.0, 0.3, 1.0),
+}
+
+
+class Processes:
+    """Brokers in processes of their own, which can be killed; else as ``tests.net.several``."""
+
+    def __init__(self, path: Path, count: int, **settings: Any) -> None:
+        self._processes = [BrokerProcess(path / f"broker-{number}", **settings) for number in range(count)]
+        self._settings = settings
+        self.brokers: list[RunningBroker | None] = [None] * count
+
+    @property
+    def url(self) -> str:
+        return "qmq://" + ",".join(process.url.removeprefix("qmq://") for process in self._processes)
+
+    async def start(self, number: int) -> None:
+        await asyncio.to_thread(self._processes[number].start)
+
+    async def stop(self, number: int) -> None:
+        await asyncio.to_thread(self._processes[number].stop)
+
+    async def kill(self, number: int) -> None:
+        """As kill -9."""
+        await asyncio.to_thread(self._processes[number].kill)
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.close()
+
+
+class Boss:
+    """Does things that its chance has chosen, each once so many messages were taken, or after a moment."""
+
+    def __init__(self, record: Record, crew: Crew, brokers: Any, chance: Random, names: list[str], most: int) -> None:
+        """*names* are the groups that may be changed; *most*: how many messages may be taken."""
+        self._record = record
+        self._crew = crew
+        self._brokers = brokers
+        self._chance = chance
+        self._names = names
+        calls, count = CALLS if names else CALLS[len(GROUP_CALLS) :], chance.choice((0, 1, 3, 5))
+        self._plan = sorted((chance.randrange(most + 1), chance.choice(calls)) for _ in range(count))
+
+    async def run(self, url: str, taken: Callable[[int, float], Awaitable[None]]) -> None:
+        """Do it all. *taken* waits until so many messages were taken, or for so many seconds."""
+        async with qmq.connect(url, wait=30) as client:
+            for at, call in self._plan:
+                await taken(at, 0.02)
+                self._record.note(f"boss: {call}")
+                self._record.count[f"boss: {call}"] += 1
+                match call:
+                    case "roll":
+                        await client.admin.roll()
+                    case "lose":
+                        if cuts := list(self._crew.cuts.values()):
+                            self._chance.choice(cuts)()
+                    case "restart":
+                        await self._restart()
+                    case _:
+                        name = self._chance.choice(self._names)
+                        with suppress(qmq.UnknownGroup):
+                            await self._change(client, self._record.groups[name], call)
+
+    async def _restart(self) -> None:
+        number = self._chance.randrange(len(self._brokers.brokers))
+        for group in self._record.groups.values():
+            group.is_restarted, group.is_calm = True, False
+        if isinstance(self._brokers, Processes) and self._chance.random() < 0.7:
+            self._record.count["killed"] += 1
+            await self._brokers.kill(number)
+        else:
+            await self._brokers.stop(number)
+        await self._brokers.start(number)
+
+    async def _change(self, client: qmq.Client, group: GroupRecord, call: str) -> None:
+        chance, admin = self._chance, client.admin
+        match call:
+            case "set_group":
+                name = chance.choice(sorted(CHANGED))
+                value = chance.choice(CHANGED[name])
+                if name == "max_attempts":
+                    group.max_attempts = min(group.max_attempts, value)
+                await admin.set_group(group.name, **{name: value})
+            case "seek":
+                group.change(seeks=True)
+                clears = chance.random() < 0.5
+                await admin.seek(group.name, "first", clear_retries=clears)
+                group.changed(for_good=not clears)  # a retry that stays, and the message itself
+            case "resend":
+                prefix = chance.choice(("", "a.", "a.x"))
+                group.change()
+                with suppress(qmq.InvalidOption):  # there is nothing of the prefix, or the group does not follow it
+                    self._record.count["resent"] += await admin.resend(prefix=prefix, group=group.name)
+                group.changed()
+            case "redrive":
+                group.change()
+                self._record.count["redriven"] += await admin.redrive(group.name, all=True)
+                group.changed()
+            case "delete_dead":
+                by_id = {sent.id: sent.number for sent in self._record.sent.values()}
+                letters = [letter async for letter in admin.dead_letters(group.name)]
+                ids = [letter.id for letter in letters if letter.id in by_id and chance.random() < 0.7]
+                if ids:
+                    deleted = await admin.delete_dead(group.name, [one for one in ids if one])
+                    self._record.count["deleted"] += deleted
+                    for one in ids:
+                        group.deleted[by_id[one]] += 1

@@ -1,0 +1,439 @@
+"""What the programs of one history know: which messages they sent, who was given each, and what became of it.
+
+Whatever a consumer is given is held against the law at once, and against what the brokers count at the end. Programs
+note what they are about to do before they do it, so that what another program sees of it never comes first.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from qmq import Message, Receipt, StoredMessage
+from qmq.format.hashing import hash_bytes
+from qmq.format.lanes import lane_of_key_hash
+from qmq.names import takes
+
+#: States of a message in hand. It is open until the program has decided; "...ing" until the broker has confirmed that.
+OPEN: Final = "open"
+ACKING, ACKED = "acking", "acked"
+FAILING, FAILED = "failing", "failed"
+REJECTING, REJECTED = "rejecting", "rejected"
+#: It comes again: released, left behind by a consumer that has left, or behind an earlier one of its order key.
+BACK: Final = "back"
+_FINAL: Final = (ACKING, ACKED, REJECTING, REJECTED)
+#: Seconds after which messages that no loop has reached may have been released by the client.
+_STALE_S: Final = 0.8
+
+
+@dataclass(slots=True, eq=False)
+class Sent:
+    """A message that a program sends."""
+
+    number: int
+    subject: str
+    body: bytes
+    key: str | None
+    tags: tuple[str, ...]
+    priority: str
+    order_key: str | None
+    expires: bool
+    delay: float | None
+    begun: int
+    #: When it was known to be stored; None before.
+    stored: int | None = None
+    #: "open", "stored", "unknown" (the answer was lost) or "cancelled".
+    state: str = "open"
+    id: str | None = None
+    #: Its sequence by the broker that stores it, once it is known.
+    sequence: int | None = None
+    #: It may be stored twice, as its receipt says.
+    may_be_twice: bool = False
+
+    @property
+    def place(self) -> tuple[str, str, str | int] | None:
+        """Broker, subject and lane, in which its sequence is one of a row; None while they are not known."""
+        if self.id is None:
+            return None
+        return self.id[:12], self.subject, lane_of(self.order_key) if self.order_key else self.priority
+
+    def __repr__(self) -> str:
+        return f"message {self.number} ({self.subject} {self.order_key or self.priority} {self.sequence} {self.tags})"
+
+
+@dataclass(slots=True, eq=False)
+class Hand:
+    """A message that a consumer was given."""
+
+    sent: Sent
+    session: Session
+    attempt: int
+    at: int
+    state: str = OPEN
+    #: When the program decided.
+    ended: int = 0
+
+    def __repr__(self) -> str:
+        return f"{self.state} at {self.session.name} as attempt {self.attempt}"
+
+
+class Session:
+    """One consumer from its subscription until it leaves. Its methods may be called in any thread."""
+
+    def __init__(self, group: GroupRecord, name: str) -> None:
+        self.group = group
+        self.name = name
+        self.hands: list[Hand] = []
+        self.has_left = False
+        group.record.note(f"{group.name} {name} entered")
+        self._last: dict[tuple[str, str, str | int], int] = {}
+        self._taken_at = time.monotonic()
+
+    def took(self, message: Message) -> Hand:
+        """Note that the program was given a message."""
+        with self.group.record.lock:
+            return self._took(message)
+
+    def _took(self, message: Message) -> Hand:
+        group, record = self.group, self.group.record
+        sent = record.of(message)
+        if sent.sequence is None and sent.id is None:
+            sent.id = message.id
+        if sent.sequence is None:
+            sent.sequence = message.sequence
+        before = group.hands[sent.number]
+        hand = Hand(sent, self, message.attempt, record.tick())
+        record.check_content(sent, message)
+        for problem in group.problems(hand, before):
+            record.wrong(f"group {group.name}: {sent} came to {self.name} as attempt {hand.attempt}: {problem}")
+        self._check_order(hand, is_new=not before)
+        before.append(hand)
+        self.hands.append(hand)
+        record.note(f"{group.name} {self.name} took {sent} attempt {hand.attempt}")
+        record.count["taken"] += 1
+        record.came()
+        return hand
+
+    def _check_order(self, hand: Hand, *, is_new: bool) -> None:
+        """Messages of a subject and priority come in stored order, where none has failed or was given back."""
+        place, group, now = hand.sent.place, self.group, time.monotonic()
+        if now > self._taken_at + _STALE_S:
+            group.is_calm = False
+        self._taken_at = now
+        if place is None or not group.is_calm or not is_new or hand.attempt != 1:
+            return
+        sequence = hand.sent.sequence or 0
+        if self._last.get(place, -1) >= sequence:
+            group.record.wrong(f"group {group.name}: {hand.sent} came to {self.name} after {self._last[place]}")
+        self._last[place] = sequence
+        group.record.count["order of a subject is checked"] += 1
+
+    # --- what the program decides ------------------------------------------------------------------------------------
+
+    def decides(self, hand: Hand, state: str) -> bool:
+        """Note what the program is about to do with a message; return whether it still has it."""
+        with self.group.record.lock:
+            if hand.state != OPEN:
+                return False
+            hand.state, hand.ended = state, self.group.record.tick()
+            self.group.record.note(f"{self.group.name} {self.name} {state} {hand.sent.number}")
+            if state in (FAILING, BACK):
+                self.group.is_calm = False
+                self._return_behind(hand)
+            return True
+
+    def decides_all(self, hands: Iterable[Hand], state: str) -> list[Hand]:
+        """Note what the program is about to do with several messages at once; return those that it still has."""
+        with self.group.record.lock:
+            mine = [hand for hand in hands if hand.state == OPEN]
+            for hand in mine:
+                hand.state, hand.ended = state, self.group.record.tick()
+            self.group.record.note(f"{self.group.name} {self.name} {state} {[hand.sent.number for hand in mine]}")
+            if state in (FAILING, BACK):
+                self.group.is_calm = False
+                for hand in mine:
+                    self._return_behind(hand)
+            return mine
+
+    def _return_behind(self, hand: Hand) -> None:
+        """What the consumer was given after a message of the same slot goes back with it."""
+        if hand.sent.order_key is None:
+            return
+        for other in self.hands:
+            if other.state == OPEN and other.at > hand.at and other.sent.place == hand.sent.place:
+                other.state, other.ended = BACK, self.group.record.tick()
+                self.group.record.note(
+                    f"{self.group.name} {self.name} back {other.sent.number} behind {hand.sent.number}"
+                )
+                self.group.record.count["back with an earlier one of its slot"] += 1
+
+    def confirmed(self, *hands: Hand) -> None:
+        """Note that the broker has what the program decided."""
+        with self.group.record.lock:
+            self.group.record.note(f"{self.group.name} {self.name} confirmed {[hand.sent.number for hand in hands]}")
+            for hand in hands:
+                hand.state = {ACKING: ACKED, FAILING: FAILED, REJECTING: REJECTED}.get(hand.state, hand.state)
+            self.group.record.came()
+
+    def flushed(self, acking: Iterable[Hand]) -> None:
+        """Note that the broker has confirmed these acks."""
+        self.confirmed(*(hand for hand in acking if hand.state == ACKING))
+
+    def leaves(self, *, fails: bool) -> None:
+        """Note that the program is about to leave the consumer; with *fails* what it had has failed."""
+        with self.group.record.lock:
+            self.has_left = True
+            self.group.record.note(f"{self.group.name} {self.name} leaves, fails {fails}")
+            self.group.is_calm = False
+            for hand in self.hands:
+                if hand.state == OPEN:
+                    hand.state, hand.ended = FAILING if fails else BACK, self.group.record.tick()
+
+
+class GroupRecord:
+    """What the consumers of one group were given."""
+
+    def __init__(self, record: Record, name: str, prefixes: tuple[str, ...], **rules: Any) -> None:
+        self.record = record
+        self.name = name
+        self.prefixes = prefixes
+        self.tags: tuple[str, ...] = rules.get("tags", ())
+        self.mode: str = rules.get("mode", "reliable")
+        self.max_attempts: int = rules.get("max_attempts", 16)
+        self.expires: bool = rules.get("expires", False)
+        #: Messages that were sent later come to it; those that were stored before the other tick do not.
+        self.begins: int = rules.get("begins", 0)
+        self.subscribed: int = rules.get("subscribed", 0)
+        self.hands: dict[int, list[Hand]] = defaultdict(list)
+        #: Whether everything was acknowledged so far, and in time: then all come in stored order.
+        self.is_calm = True
+        #: Messages that were given to somebody until this tick may come again, whatever was done with them.
+        self.repeats_until: float = 0
+        #: Somebody has sought, redriven or resent.
+        self.is_changed = False
+        #: Somebody has sought: what consumers had is no longer theirs, and they hear of it late.
+        self.is_sought = False
+        self.repeats_for_good = False
+        self.is_restarted = False
+        self.deleted: Counter[int] = Counter()
+
+    def follows(self, sent: Sent) -> bool:
+        return takes(self.prefixes, sent.subject)
+
+    def wants(self, sent: Sent) -> bool:
+        """Return whether the tags of a message are those of the group."""
+        return not self.tags or not set(self.tags).isdisjoint(sent.tags)
+
+    def may_expire(self, sent: Sent) -> bool:
+        return sent.expires or self.expires
+
+    def problems(self, hand: Hand, before: list[Hand]) -> Iterable[str]:
+        """Say which laws it breaks that a consumer is given a message."""
+        sent = hand.sent
+        if not self.follows(sent):
+            yield "the group does not follow it"
+        if not self.wants(sent):
+            yield f"it has none of the tags {self.tags}"
+        if sent.stored is not None and sent.stored < self.subscribed and sent.delay is None:
+            yield "it was stored before the group began"
+        if sent.state == "cancelled":
+            yield "it was cancelled"
+        if before and self.mode == "at_most_once":
+            yield f"it came before: {before}"
+            return
+        for other in before:
+            is_owned = other.state == OPEN and not self.is_sought
+            is_done = other.state in ((ACKED, REJECTED) if self.is_sought else _FINAL)
+            if is_owned or (is_done and other.at > self.repeats_until):
+                yield f"it is {other}"
+        if not self.is_changed and self.mode != "at_most_once":
+            least = 1 + sum(other.state == FAILED for other in before)
+            most = least + sum(other.state == FAILING for other in before)
+            if not least <= hand.attempt <= most:
+                yield f"it must be attempt {least} to {most} after {before}"
+        if sent.order_key is not None and self.mode == "reliable" and not self.is_changed:
+            yield from self._earlier(hand)
+
+    def _earlier(self, hand: Hand) -> Iterable[str]:
+        """A message waits for the earlier ones of its slot."""
+        place = hand.sent.place
+        for sent in self.record.by_slot[hand.sent.subject, lane_of(hand.sent.order_key or "")]:
+            if sent is hand.sent or sent.place != place or sent.sequence is None or hand.sent.sequence is None:
+                continue
+            if sent.sequence >= hand.sent.sequence or not self.wants(sent) or self.may_expire(sent):
+                continue
+            if sent.may_be_twice or sent.begun < self.begins:
+                continue
+            self.record.count["order of a slot is checked"] += 1
+            hands = self.hands[sent.number]
+            if not hands:
+                yield f"{sent} of its slot has not come"
+                continue
+            last = hands[-1]
+            is_last = last.state in (FAILING, FAILED) and last.attempt >= self.max_attempts
+            is_here = last.state == OPEN and last.session is hand.session
+            if not (last.state in _FINAL or is_last or is_here):
+                yield f"{sent} of its slot is {last}"
+
+    def change(self, *, seeks: bool = False) -> None:
+        """Note that somebody begins to change what comes to the group; ``changed`` must follow."""
+        with self.record.lock:
+            self.is_changed, self.is_calm, self.repeats_until = True, False, math.inf
+            self.is_sought = self.is_sought or seeks
+
+    def changed(self, *, for_good: bool = False) -> None:
+        """Note that the change is made; *for_good*: a message may have two lives from now on."""
+        with self.record.lock:
+            self.repeats_until = math.inf if for_good or self.repeats_for_good else self.record.tick()
+            self.repeats_for_good = self.repeats_until == math.inf
+
+    # --- the end -----------------------------------------------------------------------------------------------------
+
+    def check(self, dead: Counter[int], reasons: dict[int, str]) -> None:
+        """Hold what was acknowledged, and what the broker has as dead letters, against what was sent."""
+        for sent in self.record.sent.values():
+            if self.follows(sent) and sent.state == "stored":
+                for problem in self._faults(sent, dead[sent.number], reasons.get(sent.number, "")):
+                    history = (
+                        f"{self.hands[sent.number]}, dead {dead[sent.number]}, deleted {self.deleted[sent.number]}"
+                    )
+                    self.record.wrong(f"group {self.name}: {sent}: {problem}: {history}")
+
+    def _faults(self, sent: Sent, dead: int, reason: str) -> Iterable[str]:
+        count, hands = self.record.count, self.hands[sent.number]
+        if not self.wants(sent):
+            count["filtered"] += 1
+            if hands or dead:
+                yield "it has none of the group's tags"
+            return
+        if sent.begun < self.begins:
+            return
+        if self.mode == "at_most_once":
+            return  # it may be missed
+        acked = sum(hand.state in (ACKING, ACKED) for hand in hands)
+        ends = acked + dead + self.deleted[sent.number]
+        if not ends:
+            yield "it is lost"
+        elif ends > 1 and not (self.is_changed or sent.may_be_twice or self.repeats_until):
+            yield f"it has {ends} ends"
+        if hands and hands[-1].state in (OPEN, BACK) and not (dead or self.may_expire(sent) or self.is_changed):
+            yield "it was given back, and has not come again"
+        if dead and not self.is_changed:
+            last = hands[-1] if hands else None
+            count["expired"] += reason.startswith("expired")
+            if last is None or last.state == BACK or last.attempt < self.max_attempts:
+                is_rejected = last is not None and last.state in (REJECTING, REJECTED)
+                if not is_rejected and not self.may_expire(sent):
+                    yield f"it is dead: {reason}"
+                if is_rejected and reason != "rejected":
+                    yield f"it was rejected, and is dead: {reason}"
+
+
+class Record:
+    """All messages and groups of one history."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.count: Counter[str] = Counter()
+        self.sent: dict[int, Sent] = {}
+        self.by_slot: dict[tuple[str, int], list[Sent]] = defaultdict(list)
+        self.groups: dict[str, GroupRecord] = {}
+        #: The laws that were broken.
+        self.wrongs: list[str] = []
+        #: What happened, for one who looks for a cause.
+        self.events: list[str] = []
+        #: Functions that are called when something came.
+        self.on_came: list[Callable[[], object]] = []
+        self._ticks = 0
+
+    def tick(self) -> int:
+        with self.lock:
+            self._ticks += 1
+            return self._ticks
+
+    def note(self, text: str) -> None:
+        """Write down what happened, beside its time."""
+        self.events.append(f"{self._ticks} {text}")
+
+    def wrong(self, text: str) -> None:
+        with self.lock:
+            self.note(f"WRONG {text}")
+            self.wrongs.append(text)
+        self.came()
+
+    def came(self) -> None:
+        for call in self.on_came:
+            call()
+
+    # --- senders -----------------------------------------------------------------------------------------------------
+
+    def begin(self, sent: Sent) -> None:
+        """Note that a program is about to send a message."""
+        with self.lock:
+            sent.begun = self.tick()
+            self.sent[sent.number] = sent
+            if sent.order_key is not None:
+                self.by_slot[sent.subject, lane_of(sent.order_key)].append(sent)
+
+    def stored(self, sent: Sent, receipt: Receipt | None = None) -> None:
+        """Note that a message is stored; *receipt* None: nobody says where."""
+        with self.lock:
+            sent.state, sent.stored = "stored", self.tick()
+            if receipt is not None:
+                if sent.id not in (None, receipt.id) and not receipt.maybe_duplicate:
+                    self.wrong(f"{sent} is {sent.id} and {receipt.id}")
+                if receipt.sequence is not None and sent.sequence not in (None, receipt.sequence):
+                    self.wrong(f"{sent} has the sequence {receipt.sequence} in its receipt")
+                sent.id = receipt.id
+                if receipt.sequence is not None:
+                    sent.sequence = receipt.sequence
+                sent.may_be_twice = sent.may_be_twice or receipt.maybe_duplicate
+        self.came()
+
+    def of(self, message: Message | StoredMessage) -> Sent:
+        """Return what was sent as this message."""
+        return self.sent[number_of(message.body, message.key)]
+
+    def check_content(self, sent: Sent, message: Message | StoredMessage) -> None:
+        """A message is what was sent."""
+        found = message.subject, message.body, message.key, message.tags, message.priority, message.order_key
+        if found != (sent.subject, sent.body, sent.key, sent.tags, sent.priority, sent.order_key):
+            self.wrong(f"{sent} came as {found}")
+        if sent.id not in (None, message.id) and not sent.may_be_twice:
+            self.wrong(f"{sent} is {sent.id}, and came as {message.id}")
+
+    def check_stored(self, messages: Iterable[StoredMessage]) -> None:
+        """Each message is stored once: no other one, and none twice."""
+        copies: Counter[int] = Counter()
+        for message in messages:
+            sent = self.of(message)
+            self.check_content(sent, message)
+            sent.id = sent.id or message.id
+            copies[sent.number] += 1
+        for sent in self.sent.values():
+            most = 2 if sent.may_be_twice else 1
+            least = 1 if sent.state == "stored" else 0
+            if sent.state == "cancelled":
+                most = 0
+            if not least <= copies[sent.number] <= most:
+                self.wrong(f"{sent} is {sent.state}, and {copies[sent.number]} of it are stored")
+            if sent.state == "unknown" and copies[sent.number]:
+                sent.state = "stored"
+
+
+def lane_of(order_key: str) -> int:
+    """Return the lane of an order key."""
+    return lane_of_key_hash(hash_bytes(order_key.encode()))
+
+
+def number_of(body: bytes, key: str | None) -> int:
+    """Return the number of a message: its body begins with it, or its key is it."""
+    if not body:
+        assert key is not None
+        return int(key)
+    return int(body.removeprefix(b'{"n":').removeprefix(b" ").partition(b".")[0].rstrip(b"}"))
