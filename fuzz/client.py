@@ -120,7 +120,7 @@ class _Consumer:
     def return_early(self, in_flight: InFlightWindow, start: int, end: int) -> None:
         raise AssertionError
 
-    async def confirm(self, in_flight: InFlightWindow, start: int, end: int) -> None:
+    async def confirm(self, in_flight: InFlightWindow, start: int, end: int, *, acked: bool = True) -> None:
         raise AssertionError
 
     def dropped(self, in_flight: InFlightWindow, sequence_ranges: list[tuple[int, int]]) -> None:

@@ -102,7 +102,7 @@ class DispositionRecorder:
     def return_early(self, in_flight: InFlightWindow, start: int, end: int) -> None:
         """Do nothing: a single message follows no other one of its order key."""
 
-    async def confirm(self, in_flight: InFlightWindow, start: int, end: int) -> None:
+    async def confirm(self, in_flight: InFlightWindow, start: int, end: int, *, acked: bool = True) -> None:
         """Do nothing: a disposition is recorded at once."""
 
     def dropped(self, in_flight: InFlightWindow, sequence_ranges: list[tuple[int, int]]) -> None:

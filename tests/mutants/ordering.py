@@ -386,8 +386,20 @@ OF_ORDER: Final = (
     ),
     Mutant(
         "skip in a pull what came while an earlier message went back",
-        "NackSender.return_early",
-        skip("in_flight.has_early_returns = True"),
+        "InFlightWindow.take_back",
+        skip("self.has_early_returns = True"),
+        _CLIENT,
+    ),
+    Mutant(
+        "remember what was taken back",
+        "InFlightWindow.take_back",
+        skip("self.taken_back.add(start, end)"),
+        _CLIENT,
+    ),
+    Mutant(
+        "refuse the ack of a message that was taken back",
+        "InFlightWindow.ack",
+        never("end - start == 1 and start in self.taken_back"),
         _CLIENT,
     ),
     Mutant(

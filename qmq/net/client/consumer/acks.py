@@ -245,8 +245,10 @@ class AckSender:
         assert self.in_flight is not None
         self.in_flight.rejoined(self.in_flight.consumer_state)
 
-    async def confirm(self, in_flight: InFlightWindow, start: int, end: int) -> None:
-        """Wait until the broker has the acks and releases of [start, end). Raises Fenced if it may refuse one."""
+    async def confirm(self, in_flight: InFlightWindow, start: int, end: int, *, acked: bool = True) -> None:
+        """Wait until the broker has the acks and releases of [start, end). Raises Fenced if it may refuse one, or if a
+        message was *acked* that was taken back before.
+        """
         while in_flight.is_unconfirmed(start, end):
             waiter = asyncio.get_running_loop().create_future()
             self._confirming.append(waiter)
@@ -256,6 +258,11 @@ class AckSender:
             raise Fenced(
                 f"the ack was refused: {in_flight.fenced or 'the message was no longer in flight'}; "
                 "the message is delivered again"
+            )
+        if acked and in_flight.taken_back.overlaps(start, end):
+            raise Fenced(
+                "the ack counts for nothing: the message was taken back when an earlier one of its order key failed, "
+                "and is delivered again after that; handle it only while `message.in_flight`"
             )
         await self.nack_sender.confirm(in_flight, start, end)
 

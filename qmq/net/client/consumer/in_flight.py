@@ -25,6 +25,8 @@ from qmq.net.protocol.types import RESENT_BIT, ConsumerState, Disposition
 #: A slot of order keys: a subject and a lane.
 Slot = tuple[str, int]
 
+#: Ranges of messages that went back, which a window remembers to say so.
+MOST_TAKEN_BACK: Final = 10_000
 #: How many ranges of acks go in one frame.
 MAX_INTERVALS: Final = 2_000
 #: Up to this many runs of messages with order keys, no search is made for those that have a disposition.
@@ -81,7 +83,7 @@ class DispositionOwner(Protocol):
     def return_early(self, in_flight: InFlightWindow, start: int, end: int) -> None:
         """Release messages of a slot of order keys that came while an earlier one was on its way back."""
 
-    async def confirm(self, in_flight: InFlightWindow, start: int, end: int) -> None:
+    async def confirm(self, in_flight: InFlightWindow, start: int, end: int, *, acked: bool = True) -> None:
         """Wait until the broker has the acks and releases of [start, end). Raises Fenced."""
 
     def dropped(self, in_flight: InFlightWindow, sequence_ranges: list[tuple[int, int]]) -> None:
@@ -171,6 +173,9 @@ class InFlightWindow:
         self._most_ordered = _MANY_ORDERED
         # Slots of which messages are on their way back, and how many dispositions of these the broker has not answered.
         self._failing: dict[Slot, int] = {}
+        #: Messages that went back because an earlier one of their order key failed or was released; of very many such
+        #: ranges the latest.
+        self.taken_back = Intervals()
         #: Since somebody last set this to False, messages that wait for the program may have gone back, because of an
         #: earlier one of their order key.
         self.has_early_returns = False
@@ -304,7 +309,7 @@ class InFlightWindow:
     # --- dispositions -------------------------------------------------------------------------------------------------
 
     def ack(self, start: int, end: int) -> None:
-        """Ack [start, end). Messages that have a disposition keep it."""
+        """Ack [start, end). Messages that have a disposition keep it; the ack of one taken back counts as refused."""
         if start == self.floor and self.tail < 0 and self.fenced is None and not self._done.size:
             self._streak, self.tail = start, end  # the first ack after others were sent, in order
             self.owner.want_send()
@@ -319,6 +324,8 @@ class InFlightWindow:
             return
         if end - start == 1 and start >= self.floor and start not in self._done:
             self._streak, self.tail = start, end
+        elif end - start == 1 and start in self.taken_back:
+            self.owner.refused += 1
         else:
             self._add(start, end)
         self.owner.want_send()
@@ -345,9 +352,14 @@ class InFlightWindow:
             done.drop_below(floor)
 
     def is_open(self, sequence: int) -> bool:
-        """Whether the message has no disposition. It only reads: acks that follow go on with the streak."""
-        in_streak = self._streak <= sequence < self.tail
-        return self.fenced is None and sequence >= self.floor and not in_streak and sequence not in self._done
+        """[any thread] Whether the message has no disposition. It only reads: acks that follow go on with the
+        streak.
+        """
+        try:
+            in_streak = self._streak <= sequence < self.tail
+            return self.fenced is None and sequence >= self.floor and not in_streak and sequence not in self._done
+        except IndexError:  # it changes meanwhile
+            return True
 
     def goes_back(self, sequence: int) -> bool:
         """[any thread] Return whether a message that the program has not reached is not in flight, or has a
@@ -378,6 +390,14 @@ class InFlightWindow:
         if start < self.floor or self._done.overlaps(start, end):
             raise Fenced("this message has a disposition already")
         self._done.add(start, end)
+
+    def take_back(self, start: int, end: int) -> None:
+        """Mark messages as on their way back, because an earlier one of their slot of order keys is."""
+        self.begin_disposition(start, end)
+        self.has_early_returns = True
+        if len(self.taken_back) >= MOST_TAKEN_BACK:
+            self.taken_back.drop_below(list(self.taken_back)[MOST_TAKEN_BACK // 2][0])
+        self.taken_back.add(start, end)
 
     def late(self, call: str, start: int, end: int, shown: object) -> None:
         """[any thread] Log *call* if it came after the consumer's block and a message has no disposition."""

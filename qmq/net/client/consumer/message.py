@@ -189,6 +189,22 @@ class Message:
         return in_flight is None or in_flight.owner.failures.is_last(self._run.attempt)
 
     @property
+    def in_flight(self) -> bool:
+        """Whether the consumer still has it and it has no disposition.
+
+            for message in await consumer.pull():
+                if message.in_flight:  # else it comes again, behind the one that failed
+                    async with message:
+                        await handle(message)
+
+        A message with an order key is taken back when an earlier one of its key fails or is released, so a program that
+        takes several at a time asks before it begins one; ``run`` and ``async for`` do that themselves. False also
+        where another subscriber took over, or the session expired. Always True where there are no dispositions: for a
+        solo consumer, and in an at_most_once group.
+        """
+        return is_open(self)
+
+    @property
     def replayed(self) -> bool:
         """Whether a restore brought it back from an archive, or a resend handed it out again; its id is the original
         one.
@@ -226,7 +242,7 @@ class Message:
         ``Consumer.flush`` waits for all acks so far. Does nothing for a solo consumer, or when the message has a
         disposition. After the consumer's block it changes nothing, because the message was released when the block
         ended; the first such call is logged. Awaiting it raises Fenced if the broker refuses the ack, as the message
-        is no longer in flight.
+        is no longer in flight, or if the message was taken back before (see ``in_flight``).
         """
         in_flight = self._run.in_flight
         if in_flight is not None:
@@ -240,7 +256,7 @@ class Message:
         return self  # no object is made for programs that do not wait
 
     def __await__(self) -> Generator[Any, None, None]:
-        """Wait until the broker has the ack or release of the message, as ``await message.ack()`` does."""
+        """Wait until the broker has the ack of the message, as ``await message.ack()`` does."""
         in_flight = self._run.in_flight
         if in_flight is not None:
             yield from in_flight.owner.confirm(in_flight, self._number, self._number + 1).__await__()
@@ -248,14 +264,15 @@ class Message:
     async def nack(self, delay: Duration | None = None, reason: str = "") -> None:
         """Nack the message: it could not be handled, and the group gets it again after *delay* seconds.
 
-        None: the group's delay for this attempt. Returns once the broker has the nack on disk. Raises InvalidOption,
-        and Fenced if the message is no longer in flight, as after the consumer's block.
+        None: the group's delay for this attempt. Returns once the broker has the nack on disk. If the message was taken
+        back (see ``in_flight``), it changes nothing, and the log says so. Raises InvalidOption, and Fenced if the
+        message is no longer in flight, as after the consumer's block.
         """
         await self._hand_back(Disposition.NACK, delay, reason)
 
     async def reject(self, reason: str) -> None:
-        """Reject the message: no attempt can succeed, so it becomes a dead letter at once, with *reason*. Raises
-        Fenced.
+        """Reject the message: no attempt can succeed, so it becomes a dead letter at once, with *reason*. Of one that
+        was taken back, it does as ``nack``. Raises Fenced.
         """
         await self._hand_back(Disposition.REJECT, None, reason)
 
@@ -272,7 +289,8 @@ class Message:
         nothing, as ``ack``.
         """
         self._release(check_delay(after))
-        return self
+        in_flight = self._run.in_flight
+        return _Released([] if in_flight is None else [(in_flight, self._number, self._number + 1)])
 
     def _release(self, delay_us: int | None) -> None:
         in_flight = self._run.in_flight
@@ -335,6 +353,20 @@ class Message:
 
     def __repr__(self) -> str:
         return f"<Message {self.id} {self.subject!r} sequence {self.sequence}, {len(self.body)} bytes>"
+
+
+class _Released:
+    """Messages that the program has released: awaiting it waits until the broker has them."""
+
+    __slots__ = ("_ranges",)
+
+    def __init__(self, ranges: Sequence[tuple[InFlightWindow, int, int]]) -> None:
+        """*ranges* are delivery sequences of windows."""
+        self._ranges = ranges
+
+    def __await__(self) -> Generator[Any, None, None]:
+        for in_flight, start, end in self._ranges:
+            yield from in_flight.owner.confirm(in_flight, start, end, acked=False).__await__()
 
 
 def is_open(message: Message) -> bool:
@@ -546,7 +578,7 @@ class MessageBatch(Sequence[Message]):
         batch[1000:].release(after="1m")
         """
         self._release(check_delay(after))
-        return self
+        return _Released(list(self._ranges()))
 
     def _release(self, delay_us: int | None) -> None:
         for in_flight, start, end in self._ranges():
@@ -558,9 +590,9 @@ class MessageBatch(Sequence[Message]):
                 run.in_flight.owner.release(run, first, first + run.count, delay_us)
 
     def __await__(self) -> Generator[Any, None, None]:
-        """Wait until the broker has the acks and releases of the batch, as ``await batch.ack()`` does."""
+        """Wait until the broker has the acks of the batch, as ``await batch.ack()`` does."""
         for in_flight, start, end in self._ranges():
-            yield from in_flight.owner.confirm(in_flight, start, end).__await__()
+            yield from in_flight.owner.confirm(in_flight, start, end, acked=False).__await__()
 
     async def __aenter__(self) -> Self:
         task = asyncio.current_task()

@@ -75,6 +75,20 @@ def _failing(in_flight: InFlightWindow, back: PendingDisposition) -> Sequence[Sl
     return () if back.disposition == Disposition.REJECT else in_flight.begin_failing(back.start, back.end)
 
 
+def _is_taken_back(in_flight: InFlightWindow, back: PendingDisposition) -> bool:
+    """Return whether a message went back before the program gave it this disposition, and log that."""
+    if not in_flight.taken_back.size or not in_flight.taken_back.overlaps(back.start, back.end):
+        return False
+    is_reject = back.disposition == Disposition.REJECT
+    log.log(
+        logging.WARNING if is_reject else logging.INFO,
+        "this %s changes nothing: the message was taken back when an earlier one of its order key failed, and comes "
+        "again after that; `message.in_flight` tells",
+        back.disposition.name.lower(),
+    )
+    return True
+
+
 class _QueuedDisposition(NamedTuple):
     """A disposition to send, or a piece of one."""
 
@@ -116,11 +130,13 @@ class NackSender:
 
     def hand_back(self, in_flight: InFlightWindow, backs: Sequence[PendingDisposition]) -> Awaitable[object]:
         """Send nacks, releases or rejects; the result is done once the broker has them on disk or another broker has
-        the whole messages. Raises Fenced, now or when it is awaited.
+        the whole messages. Of messages that were taken back it changes nothing, and logs that. Raises Fenced, now or
+        when it is awaited.
 
         Cancelling the wait does not stop the sending: no consumer would get the messages otherwise.
         """
         loop, waiters = asyncio.get_running_loop(), list[asyncio.Future[None]]()
+        backs = [back for back in backs if not _is_taken_back(in_flight, back)]
         for back in backs:
             in_flight.begin_disposition(back.start, back.end)
             waiters.append(loop.create_future())
@@ -202,8 +218,7 @@ class NackSender:
 
     def return_early(self, in_flight: InFlightWindow, start: int, end: int, delay_us: int | None = None) -> None:
         """Release, in the background, messages that an earlier one of their slot of order keys holds up."""
-        in_flight.begin_disposition(start, end)
-        in_flight.has_early_returns = True
+        in_flight.take_back(start, end)
         self._queue(in_flight, PendingDisposition(start, end, Disposition.RELEASE, delay_us))
 
     def _queue(

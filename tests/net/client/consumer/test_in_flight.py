@@ -15,7 +15,7 @@ from qmq.format.layout import LANE_ORDERED
 from qmq.format.pieces import read_answer
 from qmq.format.run import Run
 from qmq.intervals import Intervals
-from qmq.net.client.consumer.in_flight import DispositionOwner, InFlightWindow, check_delay
+from qmq.net.client.consumer.in_flight import MOST_TAKEN_BACK, DispositionOwner, InFlightWindow, check_delay
 from qmq.net.protocol.types import ConsumerState
 from tests.net.scripted import stored_batch
 
@@ -262,3 +262,15 @@ def test_many_ranges_go_in_several_frames() -> None:
         for low, high in zip(flat[::2], flat[1::2], strict=True):
             sent.add(low, high)
     assert (frames, sent.size) == (3, 5_000)
+
+
+def test_of_very_many_ranges_that_were_taken_back_the_latest_are_known() -> None:
+    in_flight, _ = made()
+    (run,) = runs(30_000)
+    in_flight.number([run], [10, 30_000, 1])
+    for number in range(10, 30_010, 2):
+        in_flight.take_back(number, number + 1)
+    assert MOST_TAKEN_BACK // 2 <= len(in_flight.taken_back) <= MOST_TAKEN_BACK
+    assert 30_008 in in_flight.taken_back
+    assert not in_flight.is_open(30_008)
+    assert in_flight.is_open(30_009)

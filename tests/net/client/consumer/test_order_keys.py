@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from pathlib import Path
+
+import pytest
 
 import qmq
 from qmq.format.build import make_header
 from qmq.net.protocol.frames import FrameKind
 from qmq.net.protocol.types import Disposition
-from tests.broker_process import running_broker
+from tests.broker_process import broker_process, running_broker
 from tests.net.client.consumer.test_pull import subscribed
 from tests.net.scripted import backs_of, stored_batch
 
@@ -140,3 +143,91 @@ def test_threads_have_different_keys(tmp_path: Path) -> None:
             consumer.run(handle, concurrency=4)
     for key in "kl":
         assert [body for body in handled if body[0] == key] == [f"{key} {number}" for number in range(10)]
+
+
+async def test_a_program_with_a_pull_loop_sees_what_was_taken_back(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "qmq.client")
+    handled = list[bytes]()
+    async with running_broker(tmp_path / "data") as url, qmq.connect(url) as client:
+        await send(client, "k 0", "k 1", "l 0", "k 2", "k 3")
+        async with client.subscribe("a.", group="g", start="first", retry_delays=[0.05]) as consumer:
+            messages = await consumer.pull(5, min_count=5, timeout=20)
+            assert all(message.in_flight for message in messages)
+            by_body = {message.body: message for message in messages}
+            await by_body[b"k 0"].nack()
+            assert [body for body, message in by_body.items() if message.in_flight] == [b"l 0"]
+            with pytest.raises(qmq.Fenced, match="an earlier one of its order key failed"):
+                await by_body[b"k 1"].ack()
+            await by_body[b"k 2"].nack("1h", "too late")
+            await by_body[b"k 3"].reject("too late")
+            await by_body[b"k 3"].release()
+            async with by_body[b"k 2"]:
+                pass
+            by_body[b"k 3"].ack()
+            await by_body[b"l 0"].ack()
+            assert not by_body[b"l 0"].in_flight
+            with pytest.raises(qmq.Fenced, match="3 acks of consumer"):
+                await consumer.flush()
+            while len(handled) < 4:
+                for message in await consumer.pull(5, timeout=20):
+                    if message.in_flight:
+                        await message.ack()
+                        handled.append(message.body)
+        assert handled == [b"k 0", b"k 1", b"k 2", b"k 3"]
+        (group,) = await client.admin.groups("g")
+        assert (group.dead, group.in_flight, group.ready, group.in_retry) == (0, 0, 0, 0)
+    texts = [(record.levelname, record.getMessage()) for record in caplog.records]
+    assert [level for level, text in texts if "changes nothing" in text] == ["INFO", "WARNING"]
+
+
+async def test_of_a_batch_what_was_taken_back_keeps_that(tmp_path: Path) -> None:
+    async with running_broker(tmp_path / "data") as url, qmq.connect(url) as client:
+        await send(client, "k 0", "k 1", "l 0", "k 2")
+        async with client.subscribe("a.", group="g", start="first", retry_delays=[0]) as consumer:
+            batch = await consumer.pull_batch(4, min_count=4, timeout=20)
+            await batch[batch.bodies.index(b"k 0")].nack()
+            assert [message.body for message in batch if message.in_flight] == [b"l 0"]
+            await batch.ack()
+            await consumer.flush()
+            found = list[bytes]()
+            while len(found) < 3:
+                async for message in consumer:
+                    message.ack()
+                    found.append(message.body)
+                    break
+            assert found == [b"k 0", b"k 1", b"k 2"]
+
+
+def test_a_sync_program_sees_what_was_taken_back(tmp_path: Path) -> None:
+    with broker_process(tmp_path / "data") as broker, qmq.connect_sync(broker.url) as client:
+        for body in ("k 0", "k 1", "l 0"):
+            client.send_nowait("a.b", body.encode(), order_key=body[0])
+        client.flush()
+        with client.subscribe("a.", group="g", start="first", retry_delays=[0]) as consumer:
+            pulled = consumer.pull(3, min_count=3, timeout=20)
+            first, second, other = sorted(pulled, key=lambda message: message.body)
+            first.nack()
+            assert [message.in_flight for message in (first, second, other)] == [False, False, True]
+            with pytest.raises(qmq.Fenced, match="an earlier one of its order key failed"):
+                second.ack(wait=True)
+            second.nack()
+            second.release(wait=True)
+            other.ack(wait=True)
+            bodies = list[bytes]()
+            while len(bodies) < 2:
+                for message in consumer.pull(3, timeout=20):
+                    message.ack(wait=True)
+                    bodies.append(message.body)
+            assert bodies == [b"k 0", b"k 1"]
+
+
+async def test_where_there_are_no_dispositions_a_message_may_always_be_handled(tmp_path: Path) -> None:
+    async with running_broker(tmp_path / "data") as url, qmq.connect(url) as client:
+        await send(client, "k 0")
+        async with client.subscribe("a.", start="first") as consumer:
+            (message,) = await consumer.pull(timeout=20)
+            assert message.in_flight
+            message.ack()
+            assert message.in_flight
