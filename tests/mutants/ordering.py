@@ -18,6 +18,7 @@ _RETRIES: Final = ("tests/broker/groups/test_priorities_retries.py",)
 _RETENTION: Final = ("tests/broker/delivery/order/test_order_retention.py",)
 _BLOCKED: Final = ("tests/broker/delivery/order/test_blocked.py",)
 _CLIENT: Final = ("tests/net/client/consumer/test_order_keys.py",)
+_SYNC: Final = ("tests/net/client/sync/test_consumer.py",)
 
 OF_ORDER: Final = (
     Mutant(
@@ -407,5 +408,11 @@ OF_ORDER: Final = (
         "AckSender.fence",
         skip("self.nack_sender.fenced(self.in_flight)"),
         ("tests/net/client/test_heartbeat.py",),
+    ),
+    Mutant(
+        "reach nothing behind a release of another thread",
+        "SyncMessage._call_from_thread",
+        always("self._run.lane < LANE_ORDERED"),
+        _SYNC,
     ),
 )

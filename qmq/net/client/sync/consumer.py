@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Self, overload
 
 from qmq.durations import Duration, seconds_of
 from qmq.errors import BadBatch, Fenced, UsageError
+from qmq.format.layout import LANE_ORDERED
 from qmq.format.run import Run
 from qmq.net.client.brokers import Brokers
 from qmq.net.client.consumer.feed import MessageFeed
@@ -76,8 +77,27 @@ class SyncMessage(Message):
             return
         if wait:
             wait_for(in_flight, lambda: super(SyncMessage, self).release(after))
-        elif not in_flight.owner.call_from_thread(lambda: self._release(delay_us)):
+        elif not self._call_from_thread(in_flight, lambda: self._release(delay_us)):
             in_flight.late("release()", self._number, self._number + 1, self)
+
+    def _call_from_thread(self, in_flight: InFlightWindow, dispose: Callable[[], object]) -> bool:
+        """[any thread] Have the client's loop give a disposition; return False if it is closed. That of a message with
+        an order key is given on return: a loop of the program must not reach those behind it.
+        """
+        if self._run.lane < LANE_ORDERED:
+            return in_flight.owner.call_from_thread(dispose)
+        done = Future[None]()
+
+        def given() -> None:
+            try:
+                dispose()
+            finally:
+                done.set_result(None)
+
+        if not in_flight.owner.call_from_thread(given):
+            return False
+        done.result()
+        return True
 
     def __enter__(self) -> Self:
         return self
@@ -91,7 +111,7 @@ class SyncMessage(Message):
             self.ack()
         elif in_flight is not None and not isinstance(error, Exception):
             released = PendingDisposition(self._number, self._number + 1, *RELEASED)
-            in_flight.owner.call_from_thread(lambda: in_flight.owner.hand_back_soon(in_flight, released))
+            self._call_from_thread(in_flight, lambda: in_flight.owner.hand_back_soon(in_flight, released))
         elif in_flight is not None:
             back = failure(self, error)
             try:

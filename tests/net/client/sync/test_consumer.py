@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -135,3 +136,22 @@ def test_dispositions_after_the_client_is_closed(broker: BrokerProcess) -> None:
         messages[1].nack()
     with pytest.raises(ValueError, match="room"), messages[1]:
         raise ValueError("no such room")
+
+
+def test_a_loop_reaches_no_message_behind_one_of_its_order_key_that_was_released(broker: BrokerProcess) -> None:
+    """Even where the client's thread is busy, and hears of the release late."""
+    busy = threading.Event()
+    with qmq.connect_sync(broker.url) as client:
+        client.send_many("released", [b"%d" % number for number in range(16)], order_key="k")
+        with client.subscribe("released", group="released") as consumer:
+            messages = iter(consumer)
+            message = next(messages)
+            while not consumer._feed.has_ready:
+                message.ack()
+                message = next(messages)
+            client._current_thread().call_soon(lambda: busy.wait(30))
+            ends = threading.Timer(0.05, busy.set)
+            ends.start()
+            message.release()
+            assert next(messages).body == message.body
+            ends.join()
