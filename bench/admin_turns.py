@@ -468,6 +468,8 @@ def main() -> None:
             shutil.copytree(directory, measured, ignore=shutil.ignore_patterns("ping"))  # a socket
         with _broker(measured, Path(temporary) / "beats", shows_stacks=sizes.stacks) as (url, pid, beats):
             asyncio.run(measure(url, pid, measured, beats, sizes.only))
+            most = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if "VmHWM" in line)
+            print(f"the broker took at most {int(most.split()[1]) >> 10:,} MiB")
 
 
 @contextmanager

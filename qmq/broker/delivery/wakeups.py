@@ -116,7 +116,8 @@ class Arrivals:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._filters: dict[str, list[SubjectFilter]] = {}  # by prefix, of groups with subscriptions or waiting pulls
+        #: By prefix, of groups with subscriptions or waiting pulls, each once: many groups may follow one subject.
+        self._filters: dict[str, dict[SubjectFilter, None]] = {}
         #: Found before, by subject number.
         self._watchers: dict[int, list[SubjectFilter]] = {}
         self._seen = [part.consumer_log.visible_row for part in store.partitions]
@@ -125,15 +126,15 @@ class Arrivals:
 
     def watch(self, subject_filter: SubjectFilter) -> None:
         """Look for arrivals for a filter from now on."""
-        watched = self._filters.setdefault(subject_filter.prefix, [])
+        watched = self._filters.setdefault(subject_filter.prefix, {})
         if subject_filter not in watched:
-            watched.append(subject_filter)
+            watched[subject_filter] = None
             self._watchers.clear()
 
     def unwatch(self, subject_filter: SubjectFilter) -> None:
         """Look for arrivals for a filter no longer."""
         watched = self._filters[subject_filter.prefix]
-        watched.remove(subject_filter)
+        del watched[subject_filter]
         if not watched:
             del self._filters[subject_filter.prefix]
         self._watchers.clear()
