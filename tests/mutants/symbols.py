@@ -131,13 +131,16 @@ def _find(node: ast.AST, wanted: Change) -> ast.expr | ast.stmt:
 def occurrences(node: ast.AST, code: str) -> list[ast.expr | ast.stmt]:
     """Return the expressions and statements below *node* that are *code*, in the order of the source."""
     parsed = ast.parse(code).body[0]
-    wanted = {ast.dump(parsed)}
+    wanted: dict[type[ast.AST], str] = {type(parsed): ast.dump(parsed)}
     if isinstance(parsed, ast.Expr):
-        wanted.add(ast.dump(parsed.value))
+        wanted[type(parsed.value)] = ast.dump(parsed.value)
     found = [
         each
         for each in ast.walk(node)
-        if isinstance(each, ast.expr | ast.stmt) and each is not node and ast.dump(each) in wanted
+        if isinstance(each, ast.expr | ast.stmt)
+        and type(each) in wanted
+        and each is not node
+        and ast.dump(each) == wanted[type(each)]
     ]
     # A statement that is one expression is found as both: the statement stands for it.
     inner = {id(each.value) for each in found if isinstance(each, ast.Expr)}
