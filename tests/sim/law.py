@@ -17,6 +17,7 @@ import pytest
 
 from qmq.broker.delivery import select, tracker
 from qmq.broker.delivery.order import scan
+from qmq.broker.groups import cursors
 from qmq.broker.groups.group import Group
 from qmq.broker.groups.passed import wrongly_held, wrongly_passed
 from qmq.broker.ports.commands import (
@@ -31,6 +32,7 @@ from qmq.broker.ports.commands import (
 )
 from qmq.broker.ports.effects import Acked, HandedBack, PulledMessages, Refused, Subscribed
 from qmq.broker.ports.limits import BrokerLimits
+from qmq.broker.retention import advance_groups
 from qmq.errors import Fenced, InvalidOption
 from qmq.format.build import RunContent, make_header
 from qmq.format.hashing import tag_bits
@@ -80,6 +82,7 @@ SETTINGS: Final[dict[str, tuple[Any, ...]]] = {
 BOUNDS: Final = (
     (select, "MAX_PIECES", 3), (select, "MOST_UNWANTED", 2), (select, "MOST_RUNS_READ", 2), (scan, "MOST_PASSED", 4),
     (scan, "AGAIN_ROWS", 6), (tracker, "_LOOKED_AT_RANGES", 1), (tracker, "MOST_RANGES_A_RECORD", 2),
+    (advance_groups, "_ROWS", 2), (cursors, "_SHORT", 1), (cursors, "_FEW", 2),
 )  # fmt: skip
 
 
