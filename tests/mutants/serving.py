@@ -9,6 +9,12 @@ from tests.mutants.symbols import always, instead, never, skip
 
 OF_ANSWERS: Final = (
     Mutant(
+        "have the loop call the next turn once",
+        "Server._turn_soon",
+        always("not self._called"),
+        ("tests/net/server/test_server.py",),
+    ),
+    Mutant(
         "have a large answer written piece by piece",
         "ClientConnection.write",
         never("size > PIECE_BYTES"),

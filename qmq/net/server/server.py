@@ -129,7 +129,8 @@ class Server:
         self._audit = Audit()
         self._senders: set[ClientConnection] = set()  # connections that sent batches in this turn
         self._time = now()
-        self._due = False  # a turn is scheduled
+        self._due = False  # a turn is wanted
+        self._called = False  # the loop will call _turn_if_due: once, or each turn that comes before would add a call
         self._running = False  # a turn is running
         self._sends_held = False
         self._stopping = False
@@ -508,11 +509,13 @@ class Server:
         connection.end(ProtocolError(f"no HELLO within {limit:g} s of connecting (first_frame_timeout_ms)"))
 
     def _turn_soon(self) -> None:
-        if not self._due:
-            self._due = True
+        self._due = True
+        if not self._called:
+            self._called = True
             self._loop.call_soon(self._turn_if_due)
 
     def _turn_if_due(self) -> None:
+        self._called = False
         if self._due:
             self.turn()
 

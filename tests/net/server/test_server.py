@@ -336,6 +336,22 @@ async def test_a_turn_comes_when_the_rules_asked_for_it() -> None:
 
 
 @on_uvloop
+async def test_turns_of_others_make_no_more_turns_of_a_loop_pass_while_work_is_left() -> None:
+    async with serving() as s:
+        turns = list[int]()
+        s.rules.on_turn = lambda: turns.append(len(turns))
+        s.rules.tick = lambda now: now.monotonic_us  # type: ignore[method-assign]  # there is always more to do
+        for _ in range(10):
+            s.server.turn()  # as at the end of a sync
+            await asyncio.sleep(0)
+        turns.clear()
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert 9 <= len(turns) <= 11
+        s.rules.tick = lambda now: None  # type: ignore[method-assign]
+
+
+@on_uvloop
 async def test_timers_are_checked_after_the_answers_and_not_in_every_turn() -> None:
     async with serving() as s:
         client = await RawClient.connect(s.address)
