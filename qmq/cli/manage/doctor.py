@@ -202,10 +202,10 @@ def _of_groups(groups: Iterable[GroupInfo], waiting: Mapping[str, GroupNow], now
         if why is not None and why.code in _ADVICE and known is not None and _is_late(known, now):
             yield "warning", why.code, f"group {name}: {why.text}: {_ADVICE[why.code].format(name=name)}"
         elif ((group.ready and waits > _IDLE) or group.in_retry) and not group.consumers:
-            ready = f"{number(group.ready, 'message')} ready, for {age(waits.total_seconds())}" if group.ready else ""
+            ready = f"{number(group.ready, 'message')} ready (for {age(waits.total_seconds())})" if group.ready else ""
             back = f"{number(returned, 'message')} to hand out again" if returned else ""
             retry = f"{number(group.in_retry - returned, 'message')} in retry" if group.in_retry > returned else ""
-            text = f"group {name} has {' and '.join(filter(None, (ready, back, retry)))}, and no consumer"
+            text = f"group {name} has {', '.join(filter(None, (ready, back, retry)))} and no consumer"
             yield "warning", "nobody", f"{text}: start one, or `qmq groups delete {name}` if it is not needed"
         elif group.ready and waits > _LATE:
             text = f"group {name} lags: {number(group.ready, 'message')} ready, "

@@ -128,7 +128,7 @@ def test_what_is_wrong_with_a_group(changed: dict[str, object], codes: list[str]
             "group g lags: 5 messages ready, the oldest for 2h, all hands are full (handlers take 3s): add consumers, ",
         ),
         ({"consumers": 0, "ready": 0, "in_retry": 5, "returned": 2}, "nobody",
-         "group g has 2 messages to hand out again and 3 messages in retry, and no consumer: start one"),
+         "group g has 2 messages to hand out again, 3 messages in retry and no consumer: start one"),
     ],
 )  # fmt: skip
 def test_a_group_that_is_behind_says_why(counted: dict[str, Any], code: str, text: str) -> None:
