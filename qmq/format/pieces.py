@@ -407,6 +407,23 @@ def stored_runs(batch: memoryview, header: Header) -> list[Run]:
     return _runs_in(batch, header, batch[header.data_start : header.size], False)
 
 
+def stored_runs_between(batch: memoryview, header: Header, start: int, stop: int) -> list[Run]:
+    """Return the runs that have some of the messages [start, stop), by ordinal; the cost of others is small.
+
+    Raises BadBatch when one of them points outside of the batch.
+    """
+    if header.runs == 1:
+        return stored_runs(batch, header)
+    table, records = stored_table(batch, header), runs_of(batch, header)
+    ends = np.cumsum(records["count"], dtype=np.int64)
+    first, last = np.searchsorted(ends, (start, stop - 1), side="right").tolist()
+    records, ends = records[first : last + 1], ends[first : last + 1]
+    if not len(records):
+        return []
+    data, ordinals = batch[header.data_start : header.size], ends - records["count"]
+    return _runs_of_batch(header, names_of(table), records, data, table, ordinals, owned=False)
+
+
 def _runs_in(batch: memoryview, header: Header, data: memoryview, owned: bool) -> list[Run]:
     """Do as ``stored_runs``, with the *data* of the batch."""
     table = stored_table(batch, header)

@@ -620,6 +620,6 @@ def cut_data(data: memoryview, flags: int, count: int, start: int, stop: int) ->
     """Return the slices of a run's data (of *count* messages) for messages [start, stop): columns, then payload."""
     slices = [data[offset + size * start : offset + size * stop] for offset, size in column_offsets(flags, count)]
     lengths = np.frombuffer(data, "<u4", count)
-    first = COLUMN_BYTES[flags] * count + int(lengths[:start].sum(dtype=np.uint64))
+    first = COLUMN_BYTES[flags] * count + (int(lengths[:start].sum(dtype=np.uint64)) if start else 0)
     slices.append(data[first : first + int(lengths[start:stop].sum(dtype=np.uint64))])
     return slices

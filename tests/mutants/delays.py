@@ -8,6 +8,7 @@ from tests.mutants.running import Mutant
 from tests.mutants.symbols import always, instead, never, skip
 
 _SEGMENTS: Final = ("tests/broker/delay/test_segments.py",)
+_TURNS: Final = "tests/broker/delay/test_due_turns.py"
 
 OF_DELAYS: Final = (
     Mutant(
@@ -15,6 +16,24 @@ OF_DELAYS: Final = (
         "Intake.append",
         instead("True", "answer is not None", at=2),
         ("tests/broker/delay/test_delay.py",),
+    ),
+    Mutant(
+        "bound the runs of a tick",
+        "DelayedMessages._deliver",
+        instead("max(1, _SLICE_WORK - work)", "1 << 30"),
+        (f"{_TURNS}::test_no_tick_is_long_where_a_batch_has_many_subjects[together]",),
+    ),
+    Mutant(
+        "bound the bytes of a tick",
+        "DelayedMessages._deliver",
+        instead("work < _SLICE_WORK", "True"),
+        (f"{_TURNS}::test_so_many_bytes_are_delivered_in_a_tick",),
+    ),
+    Mutant(
+        "schedule again what is too much for a tick",
+        "DelayedMessages._deliver",
+        skip("self._push(np.concatenate([part.item() for part in left]))"),
+        (f"{_TURNS}::test_no_tick_is_long_where_a_batch_has_many_subjects[together]",),
     ),
     Mutant(
         "have two checkpoints find a segment idle",

@@ -38,7 +38,7 @@ from qmq.format.batch import (
     stored_names,
 )
 from qmq.format.build import RunContent, build_batch
-from qmq.format.copies.due import DUE_PRODUCER, Due, cut_due, due_times, origins_of
+from qmq.format.copies.due import DUE_PRODUCER, Due, cut_due, due_times, origins_of, runs_between
 from qmq.format.ids import MessageId
 from qmq.format.layout import DELAY_DTYPE, DELAY_PARTITION, HAS_DELIVER_AT, HAS_ORIGIN_ID, MESSAGE_ID
 from qmq.names import takes
@@ -48,6 +48,11 @@ from qmq.storage.store import NotInMemory, Schedule, ScheduleClaim, Store
 _SLICE_ITEMS: Final = 64
 _SLICE_SINGLES: Final = 512
 _SLICE_MESSAGES: Final = 4_096
+#: The most work of one tick, about 8 ms. A run that is cut out of a batch counts 1, about 40 us; a batch that is
+#: appended counts 2, a message that was sent one by one half, and so many bytes count 1.
+_SLICE_WORK: Final = 200
+_BATCH_WORK: Final = 2
+_BYTES_A_WORK: Final = 32 << 10
 #: When a failed delivery (a full disk) is tried again, and how often the wall clock is read at least.
 _AGAIN_US: Final = 100_000
 _LOOK_US: Final = 1_000_000
@@ -84,6 +89,7 @@ class DelayedMessages:
         self._unclaimed: list[tuple[int, int, DelayedRange]] = []  # partition, end, delivered range
         self._late_us = 0  # messages due by then may have been delivered
         self._try_at_us = 0
+        self._most_items = _SLICE_SINGLES  # of the next tick
         #: The number of waiting messages, by subject.
         self.counts: Counter[str] = Counter()
         #: Errors from reading messages that were due.
@@ -212,7 +218,7 @@ class DelayedMessages:
         """Take some of the due messages out of the schedule."""
         items = self._schedule.pop(now.wall_us, _SLICE_ITEMS)
         if int(items["count"].sum(dtype=np.int64)) <= 2 * len(items):  # most were sent one by one
-            items = np.concatenate([items, self._schedule.pop(now.wall_us, _SLICE_SINGLES - len(items))])
+            items = np.concatenate([items, self._schedule.pop(now.wall_us, self._most_items - len(items))])
         if not len(items):
             return []
         counts = np.cumsum(items["count"], dtype=np.int64)
@@ -231,28 +237,32 @@ class DelayedMessages:
         return delayed_ranges
 
     def _deliver(self, delayed_ranges: list[DelayedRange], now: Now) -> None:
-        """Append to the message log what is left of these ranges. Raises StorageError after scheduling again what was
-        not appended.
+        """Append to the message log what is left of these ranges, and schedule again what is too much for a tick.
+
+        Raises StorageError after scheduling again what was not appended.
         """
-        left, due_batch = deque(self._left_of(delayed_ranges)), DueBatch(self._store.segment_bytes)
+        left, due_batch, work = deque(self._left_of(delayed_ranges)), DueBatch(self._store.segment_bytes), 0
         try:
-            while left:
+            while left and work < _SLICE_WORK:
                 batch = self._batch_of(left[0])
                 if batch is None:
                     left.popleft()
                 elif due_batch.add(batch, left[0]):
                     left.popleft()
                     if due_batch.is_full:
-                        self._append_due_batch(due_batch, now)
+                        work += self._append_due_batch(due_batch, now)
                 else:
-                    self._append_due_batch(due_batch, now)
-                    self._append_part(batch, left[0], now)
-                    left.popleft()
+                    work += self._append_due_batch(due_batch, now)
+                    work += self._append_part(batch, left, max(1, _SLICE_WORK - work), now)
             self._append_due_batch(due_batch, now)
         except StorageError:
-            for part in (*due_batch.parts, *left):
-                self._push(part.item())
+            left.extendleft(reversed(due_batch.parts))
             raise
+        finally:
+            self._most_items = min(self._most_items + self._most_items // 8, _SLICE_SINGLES)
+            if left:
+                self._most_items = max(len(delayed_ranges) - len(left), _SLICE_ITEMS)
+                self._push(np.concatenate([part.item() for part in left]))
 
     def _left_of(self, delayed_ranges: list[DelayedRange]) -> list[DelayedRange]:
         """Return the ranges without messages that are cancelled or already delivered, and forget these messages."""
@@ -278,22 +288,35 @@ class DelayedMessages:
             self._lost(error)
             return None
 
-    def _append_due_batch(self, due_batch: DueBatch, now: Now) -> None:
-        if due_batch.parts:
-            parts, due = due_batch.made(self._store.store_id)
-            self._intake.append(due.buffer, due.checked, _FallingDue(self, parts, due, now), now)
-            due_batch.clear()
+    def _append_due_batch(self, due_batch: DueBatch, now: Now) -> int:
+        """Append the messages that are collected; return how much work that was."""
+        if not due_batch.parts:
+            return 0
+        parts, due = due_batch.made(self._store.store_id)
+        self._intake.append(due.buffer, due.checked, _FallingDue(self, parts, due, now), now)
+        due_batch.clear()
+        return _BATCH_WORK + len(parts) // 2 + len(due.buffer) // _BYTES_A_WORK
 
-    def _append_part(self, batch: memoryview, part: DelayedRange, now: Now) -> None:
+    def _append_part(self, batch: memoryview, left: deque[DelayedRange], most_runs: int, now: Now) -> int:
+        """Append the messages of *batch* that the first range of *left* has, of so many runs at most, and leave the
+        others in *left*; return how much work that was.
+        """
+        part, runs, due = left[0], 1, None
         try:
-            due = cut_due(batch, part.start, part.stop, DELAY_PARTITION)
+            runs, stop = runs_between(batch, part.start, part.stop, most_runs)
+            part = part._replace(stop=stop)
+            due = cut_due(batch, part.start, stop, DELAY_PARTITION)
+            if due is None or due.lost:
+                raise BadBatch(f"delayed messages of the batch at position {part.position} are rotten and left out")
         except BadBatch as error:
             self._lost(error)
-            return
-        if due is None or due.lost:
-            self._lost(BadBatch(f"delayed messages of the batch at position {part.position} are rotten and left out"))
         if due is not None:
             self._intake.append(due.buffer, due.checked, _FallingDue(self, [part], due, now), now)
+        if part.stop < left[0].stop:
+            left[0] = left[0]._replace(start=part.stop)
+        else:
+            left.popleft()
+        return _BATCH_WORK + runs + (0 if due is None else len(due.buffer) // _BYTES_A_WORK)
 
     def _lost(self, error: QmqError) -> None:
         self.damaged.append(error)

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from crc32c import crc32c
 
 from qmq.errors import BadBatch
-from qmq.format.batch import COLUMN_BYTES, CheckedBatch, Header, header_crc_of, parse_header, stored_table
+from qmq.format.batch import COLUMN_BYTES, CheckedBatch, Header, header_crc_of, parse_header, runs_of, stored_table
 from qmq.format.build import NamedRuns, name_runs, records_of, sealed_head
 from qmq.format.hashing import check_of, checks_of
 from qmq.format.layout import (
@@ -47,7 +47,7 @@ from qmq.format.layout import (
     RUN_SIZE,
     SENT_FLAGS,
 )
-from qmq.format.pieces import bad_messages, stored_runs
+from qmq.format.pieces import bad_messages, stored_runs, stored_runs_between
 from qmq.format.run import Run, column_offsets, cut_data, folds_of
 from qmq.format.source import source_in, with_producer
 from qmq.format.table import names_of, table_of
@@ -219,23 +219,33 @@ def due_times(batch: memoryview, header: Header, stored_at_us: int) -> Times:
     return rounded
 
 
+def runs_between(batch: memoryview, start: int, stop: int, most: int) -> tuple[int, int]:
+    """Return how many runs of the batch at the start of *batch* have some of the messages [start, stop), by ordinal, at
+    most *most*; and which message follows those that these have. Raises BadBatch when the header is wrong.
+    """
+    if parse_header(batch).runs == 1:
+        return 1, stop
+    header = _sound_header(batch)
+    ends = np.cumsum(runs_of(batch, header)["count"], dtype=np.int64)
+    first, last = np.searchsorted(ends, (start, stop - 1), side="right").tolist()
+    if last - first < most:
+        return last - first + 1, stop
+    return most, int(ends[first + most - 1])
+
+
 def cut_due(batch: memoryview, start: int, stop: int, partition: int) -> Due | None:
     """Return messages [start, stop), by ordinal, of the batch at the start of *batch* as a batch of their own.
 
     Their ids name *partition*. None when none of them is sound. Raises BadBatch when the header is wrong.
     """
-    header = parse_header(batch)
-    if header_crc_of(batch, header.data_start) != header.header_crc:
-        raise BadBatch(f"the header of the delayed batch at position {header.position} is rotten: it is left out")
+    header = _sound_header(batch)
     if header.messages == 1:
         single = _cut_single(batch, header, partition)
         if single is not None:
             return single
     parts, lost = list[Run](), 0
-    for run in stored_runs(batch, header):
+    for run in stored_runs_between(batch, header, start, stop):
         first, last = max(start - run.ordinal, 0), min(stop - run.ordinal, run.count)
-        if first >= last:
-            continue
         for part in _sound_parts(run.slice(first, last)):
             if isinstance(part, int):
                 lost += part
@@ -246,6 +256,14 @@ def cut_due(batch: memoryview, start: int, stop: int, partition: int) -> Due | N
     joined = [(lane, _joined(runs, partition)) for lane, runs in _by_lane(parts).items()]
     flags = (header.flags & ~HAS_DELIVER_AT) | HAS_ORIGIN_ID
     return Due(*_build(header, flags, joined, parts[0].packed_source()), lost)
+
+
+def _sound_header(batch: memoryview) -> Header:
+    """Return the header of the batch at the start of *batch*. Raises BadBatch when it is wrong."""
+    header = parse_header(batch)
+    if header_crc_of(batch, header.data_start) != header.header_crc:
+        raise BadBatch(f"the header of the delayed batch at position {header.position} is rotten: it is left out")
+    return header
 
 
 def _cut_single(batch: memoryview, header: Header, partition: int) -> Due | None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 from crc32c import crc32c
 
+from qmq.errors import BadBatch
 from qmq.format.batch import check_batch, parse_header, stamp, validate_stored
 from qmq.format.build import MessageHeader, RunContent, build_batch, make_header
-from qmq.format.copies.due import DUE_PRODUCER, cut_due, due_times, origins_of
+from qmq.format.copies.due import DUE_PRODUCER, cut_due, due_times, origins_of, runs_between
 from qmq.format.ids import MessageId
 from qmq.format.layout import (
+    BATCH_HEADER_SIZE,
     DELAY_END_US,
     DELIVER_UNIT_US,
     HAS_DELIVER_AT,
@@ -19,6 +23,7 @@ from qmq.format.layout import (
     HAS_TAGS,
 )
 from qmq.format.pieces import bad_messages, read_answer, stored_runs
+from tests.broker.test_admin_turns import Opcodes
 from tests.format.contents import CREATED_US, LIMITS, POSITION, PRODUCER, SECRET, STORE, STORED_US
 
 PARTITION = 0x8000
@@ -78,6 +83,34 @@ def test_due_messages_are_the_same_messages(counts: dict[str, int]) -> None:
                 for number in range(start, stop)
             ]
             assert [bad_messages(run) for run in runs] == [[]] * len(runs)
+
+
+def test_runs_are_counted_up_to_the_most() -> None:
+    counts = {"a": 2, "b": 1, "c": 4, "d": 1}
+    view, ends = delayed(counts), [2, 3, 7, 8]
+    for start in range(8):
+        for stop in range(start + 1, 9):
+            runs = 1 + sum(start < end < stop for end in ends)
+            for most in range(1, 6):
+                behind = [end for end in ends if end > start][most - 1 : most]
+                expected = (runs, stop) if runs <= most else (most, *behind)
+                assert runs_between(view, start, stop, most) == expected
+    assert runs_between(delayed({"a": 9}), 2, 5, 1) == (1, 5)
+
+
+def test_runs_of_a_rotten_header_are_not_counted() -> None:
+    view = delayed({"a": 2, "b": 1})
+    view[BATCH_HEADER_SIZE + 9] ^= 1
+    with pytest.raises(BadBatch, match="is rotten"):
+        runs_between(view, 0, 3, 1)
+
+
+def test_other_runs_of_a_batch_cost_a_cut_little() -> None:
+    opcodes = Opcodes()
+    few, many = (
+        opcodes.of(partial(due, delayed({f"a.{number}": 1 for number in range(runs)}), 3, 5)) for runs in (10, 2_000)
+    )
+    assert many < 2 * few
 
 
 def test_other_columns_are_unchanged() -> None:
