@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from qmq.broker.find.rows import boundary_at, row_in_batch
 from qmq.broker.groups.group import Group
 from qmq.broker.groups.message_ranges import PARTITIONS, RunPart, partition_of, parts_of
 from qmq.broker.journal.record_types import MessageRange
@@ -63,27 +64,26 @@ def id_of(store: Store, partition: int, entry: EntryRow, index: int) -> str:
             raise NotInMemory(part.page_cache.read(*batches, onward=False))
         batch = StoredBatch(part.message_log.view(position, entry[10]))
         return bytes(batch.column(run, HAS_ORIGIN_ID)[index]).hex()
-    row = part.consumer_log.row_at_position(position)
-    before = part.consumer_log.rows(row, run) if run else ()
-    return str(MessageId(store.store_id, partition, position + sum(int(one["count"]) for one in before) + index))
+    row = part.consumer_log.row_at_position(position) + run
+    return str(MessageId(store.store_id, partition, position + boundary_at(part, row, index).ordinal))
 
 
 def find_place(store: Store, partition: int, position: int) -> MessagePlace | None:
     """Return the message at a position; None where none is kept. Raises NotInMemory and StorageError."""
     if partition >= len(store.partitions):
         return None
-    log = store.partitions[partition].consumer_log
+    part = store.partitions[partition]
+    log = part.consumer_log
     row = log.row_at_position(position + 1) - 1
     if row < log.first_row or row >= log.visible_row:
         return None
     entry = log.read_entry(row)
-    first, left = row - entry[5], position - entry[1]
-    for number in range(entry[7]):
-        entry = log.read_entry(first + number)
-        if left < entry[4]:
-            return MessagePlace(partition, entry, left, store.subjects.name(entry[3]))
-        left -= entry[4]
-    return None
+    start, row = entry[1], row - entry[5]
+    row, index = row_in_batch(part, row, log.read_entry(row), position - start)
+    if row >= log.visible_row:
+        return None
+    entry = log.read_entry(row)
+    return MessagePlace(partition, entry, index, store.subjects.name(entry[3])) if entry[1] == start else None
 
 
 def may_have(messages: MessageRange, place: MessagePlace) -> bool:
