@@ -10,11 +10,19 @@ from qmq.broker.delivery.redeliver import MOST_LOOKS
 from qmq.broker.error_log.error_log import Failure
 from qmq.broker.groups.message_ranges import PARTITIONS
 from qmq.broker.journal.record_types import MessageRange
-from qmq.broker.ports.commands import Ack, DispositionRange, HandBack, Heartbeat, Subscribe, Unsubscribe
+from qmq.broker.ports.commands import (
+    Ack,
+    Disconnected,
+    DispositionRange,
+    HandBack,
+    Heartbeat,
+    Subscribe,
+    Unsubscribe,
+)
 from qmq.broker.ports.effects import Acked, Effect, HandedBack, PulledMessages, Refused, Subscribed
 from qmq.broker.ports.limits import BrokerLimits
-from qmq.errors import Fenced
-from qmq.net.protocol.types import Disposition
+from qmq.errors import Fenced, UnknownSubscription
+from qmq.net.protocol.types import Disposition, KnownConsumer
 from tests.broker.harness import Driven, bodies_of, runs_of_answer
 
 
@@ -314,4 +322,23 @@ def test_one_answer_looks_for_so_many_retries_at_most(tmp_path: Path) -> None:
     came = [consumer.pull() for _ in range(4)]
     assert [len(messages) for messages in came[:3]] == [MOST_LOOKS + 1] * 3
     assert sorted(int(body) for messages in came for body in messages) == list(range(200))
+    driven.close()
+
+
+def test_whoever_is_refused_as_a_consumer_leaves_no_subscription(tmp_path: Path) -> None:
+    """Another program has taken over: the first one counts as no consumer, and no number of its own gets messages."""
+    driven = filled(tmp_path, 4)
+    first = Consumer(driven, "c", connection=1)
+    state = first.consumer_state
+    second = Consumer(driven, "c", nonce=b"other", connection=2)
+    known = KnownConsumer(state.since_us, state.generation, state.epoch, 0)
+    again = Subscribe(3, driven.request(), "g", ("",), "c", None, b"n", b"c", known=known)
+    (refused,) = driven.do(again)
+    assert isinstance(refused, Refused)
+    assert isinstance(refused.error, Fenced)
+    said = driven.do(driven.pull_command(second.subscription + 1, connection=3))
+    assert [type(one.error) for one in said if isinstance(one, Refused)] == [UnknownSubscription]
+    driven.do(Disconnected(3, by_client=True))
+    assert driven.broker.groups["g"].consumers_there() == 1
+    assert second.pull() == many(4)
     driven.close()

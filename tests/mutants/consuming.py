@@ -223,4 +223,10 @@ CONSUMING: Final = (
         never("number is not None and number >= store.checkpoints.subjects_claimed"),
         ("tests/broker/test_consuming.py",),
     ),
+    Mutant(
+        "leave no subscription where a consumer is refused",
+        "Subscriptions.join",
+        skip("self.leave(subscription)"),
+        ("tests/broker/test_consuming.py",),
+    ),
 )

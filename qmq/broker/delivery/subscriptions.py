@@ -29,7 +29,7 @@ from qmq.broker.ports.commands import Subscribe
 from qmq.broker.ports.effects import Effect, Subscribed
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.broker.ports.work import Work
-from qmq.errors import InvalidOption, TooManyConsumers, TooManyGroups, UnknownGroup, UnknownSubscription
+from qmq.errors import InvalidOption, QmqError, TooManyConsumers, TooManyGroups, UnknownGroup, UnknownSubscription
 from qmq.names import MEMBER_MARK, check_consumer, check_prefix, takes
 from qmq.net.protocol.types import AGAIN, AT_MOST_ONCE, BROADCAST, FOLLOW, LOOK, ConsumerState
 from qmq.storage.store import Store
@@ -110,7 +110,11 @@ class Subscriptions:
         if command.group is not None and command.nonce:
             subscription.name = command.connection, command.group, command.consumer, command.nonce
             self._by_name[subscription.name] = subscription
-        self._begin(subscription, command, given if known is None else {})
+        try:
+            self._begin(subscription, command, given if known is None else {})
+        except QmqError:  # another program has taken the consumer over, or there are too many
+            self.leave(subscription)
+            raise
         start = filters[0].start
         start_us = None
         if group.name is None and start.kind == "time":
@@ -277,7 +281,7 @@ class Subscriptions:
         if group.name is None:
             for subject_filter in subscription.filters:
                 self._arrivals.unwatch(subject_filter)
-        elif subscription.member is None:
+        elif group.mode == AT_MOST_ONCE:
             group.readers -= 1
 
     def disconnected(self, connection: int) -> None:
