@@ -12,14 +12,15 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
+from qmq.broker.find.resend_selection import MOST_IDS
 from qmq.broker.groups.group import Subscription
 from qmq.broker.groups.untaken import UNTAKEN_US
 from qmq.broker.ports.access import ACTIONS
 from qmq.broker.ports.commands import Administer, Disconnected, DispositionRange, HandBack, ListSubjects, Subscribe
-from qmq.broker.ports.effects import Administered, Effect, PulledMessages, Refused
+from qmq.broker.ports.effects import Administered, Effect, PulledMessages, Refused, Sent
 from qmq.broker.ports.work import TURN_WORK, Work
 from qmq.format.build import RunContent
-from qmq.format.layout import LANE_ORDERED, ORDER_SLOTS
+from qmq.format.layout import LANE_ORDERED, MESSAGE_ID, ORDER_SLOTS
 from qmq.net.protocol.types import BROADCAST, Disposition
 from tests.broker.harness import Driven
 
@@ -171,6 +172,20 @@ def test_a_resend_to_all_groups_looks_for_each_at_what_it_follows(tmp_path: Path
     assert answer.fields["looked"] == 2 * SUBJECTS // 5 + GROUPS // 5 - 1
     assert max(turns) < MOST_OPCODES
     assert sum(turns) < 50 * GROUPS * SUBJECTS // 5, "no group looks at each subject"
+    driven.close()
+
+
+def test_no_turn_of_a_resend_of_many_ids_is_long(tmp_path: Path) -> None:
+    driven = filled(tmp_path)
+    (sent,) = driven.do(driven.send_command({"dead": [b"x"] * MOST_IDS}))
+    assert isinstance(sent, Sent)
+    ids = [MESSAGE_ID.pack(driven.store.store_id, 0, sent.position + at) for at in range(MOST_IDS)]
+    fields = {"run": b"r" * 16, "group": "dead", "ids": ids, "dry_run": True}
+    driven.checkpoint()  # a resend waits until one has the names of its subjects
+    turns, (answer,) = turns_of(driven, Administer(9, driven.request(), "resend", fields))
+    assert isinstance(answer, Administered)
+    assert answer.fields["looked"] == MOST_IDS
+    assert max(turns) < MOST_OPCODES / 2, "in a batch of many subjects an id takes ten times as long"
     driven.close()
 
 

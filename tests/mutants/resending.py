@@ -12,6 +12,12 @@ _RETENTION: Final = ("tests/broker/find/test_resend_retention.py",)
 
 OF_RESENDS: Final = (
     Mutant(
+        "look up a few ids in one step",
+        "of_ids",
+        never("at % _IDS == 0"),
+        ("tests/broker/test_admin_turns.py::test_no_turn_of_a_resend_of_many_ids_is_long",),
+    ),
+    Mutant(
         "resend nothing that is in flight",
         "GroupResend._settle",
         instead("self._in_flight.take_from(number, pieces)", "(pieces, 0)"),
