@@ -38,11 +38,12 @@ from tests.sim.public_people import (
     Sender,
     Worker,
 )
-from tests.sim.public_record import GroupRecord, Record, Sent
+from tests.sim.public_record import GroupRecord, Record, Sent, Session
 
 SUBJECTS: Final = ("a.x", "a.y", "b.z")
 FOLLOWED: Final = (("",), ("a.",), ("a.x", "b."), ("b.z",))
-TAGS: Final = ("red", "green", "blue")
+#: The last one has the bit of the first, so the broker cannot tell them apart.
+TAGS: Final = ("red", "green", "blue", "tag16")
 ORDER_KEYS: Final = ("one", "two", "three")
 #: What some histories of many must have had.
 FEATURES: Final = (
@@ -51,7 +52,9 @@ FEATURES: Final = (
     *(f"mode: {mode}" for mode in ("reliable", "at_most_once", "broadcast")), "killed", "session cancelled",
     "connection lost", "consumer with an id", "with a key", "with tags", "with an order key", "with a priority",
     "with a delay", "with expires_in", "cancelled", "empty body", "JSON body", "large body", "dead", "deleted",
-    "expired", "filtered", "flush", "redriven", "refused", "resent", "order of a slot is checked",
+    "expired", "filtered", "filtered by the client", "flush", "solo", "sync admin", "sessions expire",
+    "consumers with one id", "seek to first", "seek to new", "seek to time", "seek to a sequence",
+    "redriven", "refused", "resent", "order of a slot is checked",
     "order of a subject is checked", "back with an earlier one of its slot",
 )  # fmt: skip
 #: Seconds that a history may take; it takes less than one.
@@ -75,6 +78,8 @@ class GroupPlan:
     #: For each consumer whether it is one without asyncio, and its id, if it has one.
     workers: tuple[tuple[bool, str | None], ...]
     mode: str = "reliable"
+    #: Consumers may lose what they have: two have one id, or sessions expire with their connections.
+    is_loose: bool = False
 
 
 class History:
@@ -100,7 +105,11 @@ class History:
         self.messages = [self._message(number) for number in range(chance.choice((10, 30, 60)))]
         self.groups = [self._group(f"g{number}") for number in range(chance.choice((1, 1, 2)))]
         self.senders = chance.choice((1, 1, 2))
-        self.options = {"durability": chance.choice(("append", "flush")), "linger": chance.choice((0, 0, 0.002))}
+        self.solos = tuple(chance.random() < 0.4 for _ in range(chance.choice((0, 0, 1))))
+        self.options = {
+            "durability": chance.choice(("append", "flush")), "linger": chance.choice((0, 0, 0.002)),
+            "failover_after": chance.choice((5, 0.05, None)),
+        }  # fmt: skip
 
     # --- what is drawn -----------------------------------------------------------------------------------------------
 
@@ -115,13 +124,14 @@ class History:
             number=number,
             subject=chance.choice(SUBJECTS),
             body=body,
-            key=str(number) if not body or chance.random() < 0.3 else None,
+            key=str(number) if not body or number % 7 == 0 or chance.random() < 0.3 else None,
             tags=tuple(tag for tag in TAGS if chance.random() < 0.4) if has["tags"] else (),
             priority="normal" if is_usual else chance.choice(("low", "normal", "high")),
             order_key=order_key,
             expires=has["expiry"] and chance.random() < 0.3,
             delay=chance.choice((0.001, 0.01, 0.03)) if has["delays"] and chance.random() < 0.3 else None,
-            begun=0,
+            more_keys=("more", "keys") if number % 7 == 0 else (),
+            properties={"of": str(number)} if number % 5 == 0 else {},
         )
 
     def _group(self, name: str) -> GroupPlan:
@@ -140,8 +150,16 @@ class History:
             (chance.random() < 0.4, f"{name}-{number}" if mode == "broadcast" or chance.random() < 0.5 else None)
             for number in range(chance.choice((1, 2, 2, 3)))
         )
-        tags = tuple(chance.sample(TAGS, chance.choice((1, 2)))) if has["tags"] and chance.random() < 0.7 else ()
-        return GroupPlan(name, chance.choice(FOLLOWED), tags, given, workers, mode)
+        shares, expires = mode == "reliable" and chance.random() < 0.1, chance.random() < 0.1
+        if shares:
+            workers = tuple((is_sync, f"{name}-shared") for is_sync, _ in workers)
+            self.count["consumers with one id"] += len(workers) > 1
+        if expires:
+            given["reconnect_timeout"] = chance.choice((0, 0.005))
+            given["max_session_expiries"] = chance.choice((1, 2, 3))
+            self.count["sessions expire"] += 1
+        tags = tuple(chance.sample(TAGS[:3], chance.choice((1, 2)))) if has["tags"] and chance.random() < 0.7 else ()
+        return GroupPlan(name, chance.choice(FOLLOWED), tags, given, workers, mode, shares or expires)
 
     def __repr__(self) -> str:
         has = [name for name, is_there in self.has.items() if is_there]
@@ -185,6 +203,7 @@ class History:
             for plan in self.groups
             for number, (is_sync, consumer) in enumerate(plan.workers)
         ]
+        workers += [self._solo(crew, f"solo {number}", is_sync=is_sync) for number, is_sync in enumerate(self.solos)]
         names = [plan.name for plan in self.groups if plan.mode == "reliable"]
         most = len(self.messages) * len(self.groups)
         boss = Boss(self.record, crew, self.brokers, self._own_chance("boss"), names, most)
@@ -206,7 +225,7 @@ class History:
             if name not in self.record.groups:
                 self.record.groups[name] = GroupRecord(
                     self.record, name, plan.prefixes, tags=plan.tags, expires="expire_after" in plan.settings,
-                    max_attempts=plan.settings["max_attempts"], mode=plan.mode, **begin,
+                    max_attempts=plan.settings["max_attempts"], mode=plan.mode, is_loose=plan.is_loose, **begin,
                 )  # fmt: skip
             return self.record.groups[name]
 
@@ -229,7 +248,10 @@ class History:
             self.record.on_came.remove(look)
 
     def _worker(self, crew: Crew, plan: GroupPlan, name: str, consumer: str | None, **how: Any) -> Worker:
-        options = {"group": plan.name, "consumer": consumer, "tags": plan.tags or None, "mode": plan.mode}
+        options = {
+            "group": plan.name, "consumer": consumer, "tags": plan.tags or None, "mode": plan.mode,
+            "on_difference": self.chance.choice(("warn", "warn", "apply")),
+        }  # fmt: skip
         self.count["consumer with an id"] += consumer is not None
         self.count[f"mode: {plan.mode}"] += 1
 
@@ -240,6 +262,17 @@ class History:
 
         chance = self._own_chance(name)
         return Worker(crew, name, plan.prefixes, {**options, **plan.settings}, group_of, chance, **how)
+
+    def _solo(self, crew: Crew, name: str, *, is_sync: bool) -> Worker:
+        """Return a consumer without a group, which gets everything once in each session."""
+        self.count["solo"] += 1
+        prefixes = self.chance.choice(FOLLOWED)
+
+        def group_of(consumer: str, before: int) -> GroupRecord:
+            return GroupRecord(self.record, f"solo {consumer} {before}", prefixes, mode="solo")
+
+        options = {"group": None, "start": "first"}
+        return Worker(crew, name, prefixes, options, group_of, self._own_chance(name), is_sync=is_sync)
 
     def _own_chance(self, name: str) -> Random:
         return Random(f"{self.seed} {name}")
@@ -291,6 +324,7 @@ class History:
 
     async def _check(self, client: qmq.Client) -> None:
         await self._find(client)
+        await self._read_alone(client)
         by_id = {sent.id: sent.number for sent in self.record.sent.values()}
         stats = {one.name: one for broker in await client.admin.stats() for one in broker.groups}
         for name, group in self.record.groups.items():
@@ -300,7 +334,7 @@ class History:
             self.count["dead"] += len(letters)
             rows = await client.admin.groups(name)
             filtered = sum(
-                group.follows(sent) and not group.wants(sent) and sent.state == "stored"
+                group.follows(sent) and group.is_filtered(sent) and sent.state == "stored"
                 for sent in self.record.sent.values()
             )
             found = {
@@ -310,7 +344,7 @@ class History:
             wanted = {"dead": len(letters), "filtered": filtered, "skipped": 0}
             if group.mode == "at_most_once":
                 found["skipped"] = 0  # what expired, and what came in an answer that maybe did not arrive
-            if group.begins or group.is_changed:
+            if group.begins or group.is_changed or group.is_loose or len(group.tag_sets) > 1:
                 found["filtered"] = filtered
             if found != wanted:
                 self.record.wrong(f"group {name} has {found} in place of {wanted}")
@@ -336,15 +370,38 @@ class History:
             await asyncio.sleep(0.003)
         self.record.check_stored(found)
 
+    async def _read_alone(self, client: qmq.Client) -> None:
+        """Whoever reads alone gets all that has not expired, once and in stored order."""
+        group = GroupRecord(self.record, "alone", ("",), mode="solo")
+        async with client.subscribe("", start="first") as consumer:
+            session = Session(group, "alone")
+            while messages := await consumer.pull(1_000, timeout=0):
+                for message in messages:
+                    session.took(message)
+        for sent in self.record.sent.values():
+            if sent.state == "stored" and not sent.expires and not group.hands[sent.number]:
+                self.record.wrong(f"{sent} did not come to one who reads alone")
+
     def _check_stats(self, group: GroupRecord, stats: qmq.GroupStats, dead: int) -> None:
         """What the broker has counted is what the programs have done."""
-        if len(self.brokers.brokers) > 1 or group.is_changed or group.is_restarted or group.mode == "at_most_once":
+        if len(self.brokers.brokers) > 1 or group.is_changed or group.is_loose or group.is_restarted:
+            return
+        if group.mode == "at_most_once" or len(group.tag_sets) > 1:
             return
         died = dead + group.deleted.total()
+        by_client = sum(
+            group.follows(sent) and not group.may_want(sent) and not group.is_filtered(sent) and sent.state == "stored"
+            for sent in self.record.sent.values()
+        )
+        if by_client and (group.begins or any(group.may_expire(sent) for sent in self.record.sent.values())):
+            return
         states = Counter(hand.state for hands in group.hands.values() for hand in hands)
         counted = {"acked": stats.acked, "rejected": stats.rejected, "died": stats.died}
-        wanted = {"acked": states["acking"] + states["acked"], "rejected": states["rejecting"] + states["rejected"],
-                  "died": died}  # fmt: skip
+        wanted = {
+            "acked": states["acking"] + states["acked"] + by_client,
+            "rejected": states["rejecting"] + states["rejected"],
+            "died": died,
+        }
         if counted != wanted:
             self.record.wrong(f"group {group.name} has counted {counted} in place of {wanted}")
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any, Final
@@ -16,7 +18,10 @@ from tests.sim.public_people import Crew
 from tests.sim.public_record import GroupRecord, Record
 
 #: What may befall a group, and all programs.
-GROUP_CALLS: Final = ("seek", "redrive", "resend", "set_group", "delete_dead")
+GROUP_CALLS: Final = (
+    "seek", "redrive", "redrive", "resend", "resend", "set_group", "set_group", "delete_dead", "set tags",
+    "set deadline",
+)  # fmt: skip
 CALLS: Final = (*GROUP_CALLS, "roll", "lose", "lose", "restart")
 CHANGED: Final[dict[str, tuple[Any, ...]]] = {
     "max_attempts": (1, 2, 5),
@@ -52,6 +57,23 @@ class Processes:
     def close(self) -> None:
         for process in self._processes:
             process.close()
+
+
+class _InThread:
+    """An admin without asyncio, each call of which runs in a thread."""
+
+    def __init__(self, admin: qmq.SyncAdmin) -> None:
+        self.admin = admin
+
+    def __getattr__(self, name: str) -> Any:
+        return partial(asyncio.to_thread, getattr(self.admin, name))
+
+
+async def letters_of(admin: Any, group: str) -> list[qmq.DeadLetter]:
+    """Return the dead letters of a group, by either library."""
+    if isinstance(admin, _InThread):
+        return await asyncio.to_thread(list, admin.admin.dead_letters(group))
+    return [letter async for letter in admin.dead_letters(group)]
 
 
 class Boss:
@@ -99,7 +121,19 @@ class Boss:
         await self._brokers.start(number)
 
     async def _change(self, client: qmq.Client, group: GroupRecord, call: str) -> None:
-        chance, admin = self._chance, client.admin
+        chance = self._chance
+        if chance.random() < 0.3:
+            self._record.count["sync admin"] += 1
+            sync = qmq.connect_sync(self._brokers.url, wait=30)  # it connects at its first call, in a thread
+            try:
+                await self._change_by(_InThread(sync.admin), group, call)
+            finally:
+                await asyncio.to_thread(sync.close)
+        else:
+            await self._change_by(client.admin, group, call)
+
+    async def _change_by(self, admin: Any, group: GroupRecord, call: str) -> None:
+        chance = self._chance
         match call:
             case "set_group":
                 name = chance.choice(sorted(CHANGED))
@@ -108,10 +142,20 @@ class Boss:
                     group.max_attempts = min(group.max_attempts, value)
                 await admin.set_group(group.name, **{name: value})
             case "seek":
-                group.change(seeks=True)
-                clears = chance.random() < 0.5
-                await admin.seek(group.name, "first", clear_retries=clears)
-                group.changed(for_good=not clears)  # a retry that stays, and the message itself
+                to = chance.choice(("first", "first", "new", "time", 3))
+                group.change(seeks=True, loses=to != "first")
+                at = datetime.now(UTC) if to == "time" else to
+                await admin.seek(group.name, at, clear_retries=chance.random() < 0.5)
+                group.changed(for_good=True)  # a message comes again beside its retry, or its dead letter
+                self._record.count[f"seek to {'a sequence' if to == 3 else to}"] += 1
+            case "set tags":
+                tags = chance.choice(((), ("red",), ("green", "blue")))
+                group.tag_sets.append(tags)
+                group.is_calm = False
+                await admin.set_group(group.name, tags=tags)
+            case "set deadline":
+                group.is_loose, group.is_calm = True, False
+                await admin.set_group(group.name, ack_deadline=chance.choice((0, 0.001, 0.01)))
             case "resend":
                 prefix = chance.choice(("", "a.", "a.x"))
                 group.change()
@@ -124,7 +168,7 @@ class Boss:
                 group.changed()
             case "delete_dead":
                 by_id = {sent.id: sent.number for sent in self._record.sent.values()}
-                letters = [letter async for letter in admin.dead_letters(group.name)]
+                letters = await letters_of(admin, group.name)
                 ids = [letter.id for letter in letters if letter.id in by_id and chance.random() < 0.7]
                 if ids:
                     deleted = await admin.delete_dead(group.name, [one for one in ids if one])

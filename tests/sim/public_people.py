@@ -182,13 +182,15 @@ class Sender:
 
 
 def _alike(one: Sent, other: Sent) -> bool:
+    if one.properties != other.properties:
+        return False
     return (one.subject, one.tags, one.priority, one.expires, one.delay, one.order_key is None) == (
         other.subject, other.tags, other.priority, other.expires, other.delay, other.order_key is None,
     )  # fmt: skip
 
 
 def _options(sent: Sent) -> dict[str, Any]:
-    named: dict[str, Any] = {"tags": list(sent.tags) or None}
+    named: dict[str, Any] = {"tags": list(sent.tags) or None, "properties": sent.properties or None}
     if sent.order_key is None and sent.priority != "normal":
         named["priority"] = sent.priority
     if sent.expires:
@@ -205,16 +207,20 @@ EXPIRES_IN: Final = (0.001, 0.02, 3_600)
 def arguments(sent: Sent) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the arguments of ``send``."""
     named = _options(sent)
+    if sent.more_keys:
+        named["keys"] = [sent.key, *sent.more_keys]
+    else:
+        named["key"] = sent.key
     if sent.body.startswith(b"{"):
-        return (sent.subject,), {**named, "json": {"n": sent.number}, "key": sent.key, "order_key": sent.order_key}
-    return (sent.subject, sent.body), {**named, "key": sent.key, "order_key": sent.order_key}
+        return (sent.subject,), {**named, "json": {"n": sent.number}, "order_key": sent.order_key}
+    return (sent.subject, sent.body), {**named, "order_key": sent.order_key}
 
 
 def several_arguments(messages: list[Sent]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the arguments of ``send_many``."""
     named = _options(messages[0])
-    if any(sent.key is not None for sent in messages):
-        named["keys"] = [sent.key for sent in messages]
+    if any(sent.key is not None for sent in messages):  # each has a key, several, or none
+        named["keys"] = [[sent.key, *sent.more_keys] if sent.more_keys else sent.key for sent in messages]
     if messages[0].order_key is not None:
         named["order_keys"] = [sent.order_key for sent in messages]
     return (messages[0].subject, [sent.body for sent in messages]), named
@@ -280,6 +286,7 @@ class Worker:
         self._is_sync = is_sync
         self._is_calm = is_calm
         self._acking: list[Hand] = []
+        self._is_shared = str(options.get("consumer")).endswith("-shared")
         self._has_acks = options.get("mode", "reliable") != "at_most_once" and options.get("group") is not None
 
     # --- asyncio -----------------------------------------------------------------------------------------------------
@@ -304,8 +311,13 @@ class Worker:
         await asyncio.wait({task})
         if task.cancelled():
             self._record.count["session cancelled"] += 1
-        elif (error := task.exception()) is not None and not isinstance(error, Broken):
+        elif (error := task.exception()) is not None and not self._is_expected(error):
             raise error
+
+    def _is_expected(self, error: BaseException) -> bool:
+        """Return whether a session may end so: by its own error, or where another consumer has taken its id."""
+        self._record.count["session fenced"] += isinstance(error, qmq.Fenced)
+        return isinstance(error, Broken) or (isinstance(error, qmq.Fenced) and self._is_shared)
 
     def _draw(self, ways: Sequence[str]) -> tuple[str, str, int]:
         way = self._chance.choice(ways)
@@ -370,7 +382,7 @@ class Worker:
     def _fenced(self, session: Session, call: str) -> None:
         """A disposition was refused: somebody has moved the group, or the broker has given up the consumer."""
         self._record.count["refused"] += 1
-        if not session.group.is_sought:
+        if not session.group.is_loose and session.group.mode != "solo":
             self._record.wrong(f"group {session.group.name}: {call} of {session.name} was refused")
 
     async def _loop(self, consumer: qmq.Consumer, session: Session, budget: int) -> None:
@@ -572,8 +584,11 @@ class Worker:
             self._crew.cuts[self.name] = lambda: self._lose_sync(client)
             while not self._crew.is_over.is_set():
                 way, end, budget = self._draw(SYNC_WAYS)
-                with suppress(Broken):
+                try:
                     self._one_sync_session(client, way, end, budget)
+                except (Broken, qmq.Fenced) as error:
+                    if not self._is_expected(error):
+                        raise
             client.admin.groups()
 
     def _one_sync_session(self, client: qmq.SyncClient, way: str, end: str, budget: int) -> None:

@@ -11,11 +11,11 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from qmq import Message, Receipt, StoredMessage
-from qmq.format.hashing import hash_bytes
+from qmq.format.hashing import hash_bytes, tag_bits
 from qmq.format.lanes import lane_of_key_hash
 from qmq.names import takes
 
@@ -44,7 +44,9 @@ class Sent:
     order_key: str | None
     expires: bool
     delay: float | None
-    begun: int
+    begun: int = 0
+    more_keys: tuple[str, ...] = ()
+    properties: dict[str, str] = field(default_factory=dict)
     #: When it was known to be stored; None before.
     stored: int | None = None
     #: "open", "stored", "unknown" (the answer was lost) or "cancelled".
@@ -122,7 +124,7 @@ class Session:
     def _check_order(self, hand: Hand, *, is_new: bool) -> None:
         """Messages of a subject and priority come in stored order, where none has failed or was given back."""
         place, group, now = hand.sent.place, self.group, time.monotonic()
-        if now > self._taken_at + _STALE_S:
+        if now > self._taken_at + _STALE_S and group.mode != "solo":
             group.is_calm = False
         self._taken_at = now
         if place is None or not group.is_calm or not is_new or hand.attempt != 1:
@@ -202,7 +204,6 @@ class GroupRecord:
         self.record = record
         self.name = name
         self.prefixes = prefixes
-        self.tags: tuple[str, ...] = rules.get("tags", ())
         self.mode: str = rules.get("mode", "reliable")
         self.max_attempts: int = rules.get("max_attempts", 16)
         self.expires: bool = rules.get("expires", False)
@@ -216,8 +217,12 @@ class GroupRecord:
         self.repeats_until: float = 0
         #: Somebody has sought, redriven or resent.
         self.is_changed = False
-        #: Somebody has sought: what consumers had is no longer theirs, and they hear of it late.
-        self.is_sought = False
+        #: Consumers may lose what they have, by a seek, a deadline or another one of their id, and hear of it late.
+        self.is_loose: bool = rules.get("is_loose", False)
+        #: Messages that were sent before this tick may have been passed by a seek.
+        self.lost_until: float = 0
+        #: All sets of tags that the group has had.
+        self.tag_sets: list[tuple[str, ...]] = [rules.get("tags", ())]
         self.repeats_for_good = False
         self.is_restarted = False
         self.deleted: Counter[int] = Counter()
@@ -225,9 +230,17 @@ class GroupRecord:
     def follows(self, sent: Sent) -> bool:
         return takes(self.prefixes, sent.subject)
 
+    def may_want(self, sent: Sent) -> bool:
+        """Return whether a message has had tags of the group at some time."""
+        return any(not tags or not set(tags).isdisjoint(sent.tags) for tags in self.tag_sets)
+
     def wants(self, sent: Sent) -> bool:
-        """Return whether the tags of a message are those of the group."""
-        return not self.tags or not set(self.tags).isdisjoint(sent.tags)
+        """Return whether a message has had tags of the group all the time."""
+        return all(not tags or not set(tags).isdisjoint(sent.tags) for tags in self.tag_sets)
+
+    def is_filtered(self, sent: Sent) -> bool:
+        """Return whether the broker sees that a message has none of the tags: it compares bits."""
+        return not any(not tags or tag_bits(tags) & tag_bits(sent.tags) for tags in self.tag_sets)
 
     def may_expire(self, sent: Sent) -> bool:
         return sent.expires or self.expires
@@ -237,26 +250,27 @@ class GroupRecord:
         sent = hand.sent
         if not self.follows(sent):
             yield "the group does not follow it"
-        if not self.wants(sent):
-            yield f"it has none of the tags {self.tags}"
+        if not self.may_want(sent):
+            yield f"it has none of the tags {self.tag_sets}"
         if sent.stored is not None and sent.stored < self.subscribed and sent.delay is None:
             yield "it was stored before the group began"
         if sent.state == "cancelled":
             yield "it was cancelled"
-        if before and self.mode == "at_most_once":
+        if before and self.mode in ("at_most_once", "solo"):
             yield f"it came before: {before}"
             return
         for other in before:
-            is_owned = other.state == OPEN and not self.is_sought
-            is_done = other.state in ((ACKED, REJECTED) if self.is_sought else _FINAL)
+            is_owned = other.state == OPEN and not self.is_loose
+            is_done = other.state in ((ACKED, REJECTED) if self.is_loose else _FINAL)
             if is_owned or (is_done and other.at > self.repeats_until):
                 yield f"it is {other}"
-        if not self.is_changed and self.mode != "at_most_once":
-            least = 1 + sum(other.state == FAILED for other in before)
-            most = least + sum(other.state == FAILING for other in before)
-            if not least <= hand.attempt <= most:
-                yield f"it must be attempt {least} to {most} after {before}"
-        if sent.order_key is not None and self.mode == "reliable" and not self.is_changed:
+        if self.mode not in ("reliable", "broadcast") or self.is_changed or self.is_loose:
+            return
+        least = 1 + sum(other.state == FAILED for other in before)
+        most = least + sum(other.state == FAILING for other in before)
+        if not least <= hand.attempt <= most:
+            yield f"it must be attempt {least} to {most} after {before}"
+        if sent.order_key is not None and self.mode == "reliable":
             yield from self._earlier(hand)
 
     def _earlier(self, hand: Hand) -> Iterable[str]:
@@ -280,17 +294,23 @@ class GroupRecord:
             if not (last.state in _FINAL or is_last or is_here):
                 yield f"{sent} of its slot is {last}"
 
-    def change(self, *, seeks: bool = False) -> None:
-        """Note that somebody begins to change what comes to the group; ``changed`` must follow."""
+    def change(self, *, seeks: bool = False, loses: bool = False) -> None:
+        """Note that somebody begins to change what comes to the group; ``changed`` must follow. *loses*: it passes
+        messages.
+        """
         with self.record.lock:
             self.is_changed, self.is_calm, self.repeats_until = True, False, math.inf
-            self.is_sought = self.is_sought or seeks
+            self.is_loose = self.is_loose or seeks
+            if loses:
+                self.lost_until = math.inf
 
     def changed(self, *, for_good: bool = False) -> None:
         """Note that the change is made; *for_good*: a message may have two lives from now on."""
         with self.record.lock:
             self.repeats_until = math.inf if for_good or self.repeats_for_good else self.record.tick()
             self.repeats_for_good = self.repeats_until == math.inf
+            if self.lost_until:
+                self.lost_until = self.record.tick()
 
     # --- the end -----------------------------------------------------------------------------------------------------
 
@@ -306,10 +326,13 @@ class GroupRecord:
 
     def _faults(self, sent: Sent, dead: int, reason: str) -> Iterable[str]:
         count, hands = self.record.count, self.hands[sent.number]
-        if not self.wants(sent):
+        if not self.may_want(sent):
             count["filtered"] += 1
-            if hands or dead:
+            count["filtered by the client"] += not self.is_filtered(sent)
+            if hands or (dead and self.is_filtered(sent)):
                 yield "it has none of the group's tags"
+            return
+        if not self.wants(sent) or sent.begun < self.lost_until:
             return
         if sent.begun < self.begins:
             return
@@ -319,11 +342,11 @@ class GroupRecord:
         ends = acked + dead + self.deleted[sent.number]
         if not ends:
             yield "it is lost"
-        elif ends > 1 and not (self.is_changed or sent.may_be_twice or self.repeats_until):
+        elif ends > 1 and not (self.is_changed or self.is_loose or sent.may_be_twice):
             yield f"it has {ends} ends"
         if hands and hands[-1].state in (OPEN, BACK) and not (dead or self.may_expire(sent) or self.is_changed):
             yield "it was given back, and has not come again"
-        if dead and not self.is_changed:
+        if dead and not self.is_changed and not self.is_loose:
             last = hands[-1] if hands else None
             count["expired"] += reason.startswith("expired")
             if last is None or last.state == BACK or last.attempt < self.max_attempts:
@@ -404,6 +427,10 @@ class Record:
         found = message.subject, message.body, message.key, message.tags, message.priority, message.order_key
         if found != (sent.subject, sent.body, sent.key, sent.tags, sent.priority, sent.order_key):
             self.wrong(f"{sent} came as {found}")
+        if isinstance(message, Message) and message.keys != tuple(filter(None, (sent.key, *sent.more_keys))):
+            self.wrong(f"{sent} came with the keys {message.keys}")
+        if {**message.properties, **sent.properties} != message.properties:
+            self.wrong(f"{sent} came with the properties {message.properties}")
         if sent.id not in (None, message.id) and not sent.may_be_twice:
             self.wrong(f"{sent} is {sent.id}, and came as {message.id}")
 
