@@ -36,6 +36,12 @@ OF_DELAYS: Final = (
         (f"{_TURNS}::test_no_tick_is_long_where_a_batch_has_many_subjects[together]",),
     ),
     Mutant(
+        "call no late message cancelled",
+        "DelayedMessages.find",
+        never("self._is_late(position)"),
+        ("tests/broker/find/trace/test_traces.py::test_a_message_that_is_late_is_traced_as_delayed",),
+    ),
+    Mutant(
         "have two checkpoints find a segment idle",
         "_CHECKPOINTS",
         instead("2", "0"),

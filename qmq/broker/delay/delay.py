@@ -53,6 +53,8 @@ _SLICE_MESSAGES: Final = 4_096
 _SLICE_WORK: Final = 200
 _BATCH_WORK: Final = 2
 _BYTES_A_WORK: Final = 32 << 10
+#: Items in memory among which a late message is looked for: those of two ticks.
+_MOST_LATE: Final = 2 * _SLICE_SINGLES
 #: When a failed delivery (a full disk) is tried again, and how often the wall clock is read at least.
 _AGAIN_US: Final = 100_000
 _LOOK_US: Final = 1_000_000
@@ -178,12 +180,22 @@ class DelayedMessages:
         position, subject, due_us = found
         if self.is_cancelled(position):
             return DelayedState("cancelled", subject, due_us)
-        if due_us > self._late_us:
+        if due_us > self._late_us or self._is_late(position):
             return DelayedState("delayed", subject, due_us)
         # It is not in the message log although it fell due: it was cancelled, or delivered and dropped since.
         logs = [part.consumer_log for part in self._store.partitions if part.consumer_log.first_row]  # others are whole
         is_dropped = any(log.first_row == log.visible_row or due_us < log.read_entry(log.first_row)[2] for log in logs)
         return DelayedState("dropped" if is_dropped else "cancelled", subject, due_us)
+
+    def _is_late(self, position: int) -> bool:
+        """Return whether the message at a position was taken out of the schedule and is not delivered: it waits for a
+        read, or lies in the schedule again, in memory, as no more of them fit into a tick or into a full disk.
+        """
+        items = self._schedule.some_in_memory(_MOST_LATE)
+        is_scheduled = (items["number"] <= position) & (position < items["number"] + items["count"])
+        if is_scheduled.any():
+            return True
+        return any(one.position + one.start <= position < one.position + one.stop for one in self._reads.cold)
 
     def cancelled(self, position: int, subject: str, cancelled_at: int) -> None:
         """Leave out the message at *position*, which the batch at *cancelled_at* cancels."""

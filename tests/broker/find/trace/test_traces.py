@@ -285,6 +285,26 @@ def test_a_pull_that_filtered_some_messages_and_skipped_others_tells_of_the_filt
     driven.close()
 
 
+def test_a_message_that_is_late_is_traced_as_delayed(tmp_path: Path) -> None:
+    disk = FakeDisk("boot-1")
+    driven = Driven(tmp_path, disk=disk, **KEPT)
+    Consumer(driven, "c", "a")
+    early, late = (MessageId.parse(name) for name in delay(driven, "a", 1_000_000, 2_000_000))
+    assert cancel(driven, str(early))
+    disk.fail_always("pwritev", errno.ENOSPC)
+    driven.advance(3_000)
+    assert driven.broker.delayed() == {"a": 1}
+    assert traced(driven, late)["g"]["state"] == "delayed", "the disk is full"
+    assert traced(driven, early)["g"]["state"] == "cancelled"
+    disk.heal()
+    driven.advance(1_000)
+    assert driven.broker.delayed() == {}
+    (position,) = driven.store.partitions[0].batches_from(0, 10)["position"].tolist()
+    assert traced(driven, late, (0, position))["g"]["state"] == "waiting"
+    assert traced(driven, early)["g"]["state"] == "cancelled"
+    driven.close()
+
+
 def test_a_delayed_message_is_traced_until_it_is_delivered_or_cancelled(tmp_path: Path) -> None:
     driven = Driven(tmp_path, **KEPT)
     Consumer(driven, "c", "a")
