@@ -37,7 +37,7 @@ class RecordKind(enum.IntEnum):
     REWOUND = 15  # number, size of the holes to which a start rewound the group: later records count again
     RESTORED = 18  # numbers, ranges, the run of a restore, its messages from, up to; now
     PART = 16  # numbers, consumer, reason, the delivery sequence before which nothing stays in flight; now
-    MOVED = 17  # number, partition, position before which all is dropped, skipped messages, [subject, lane, cursor]
+    MOVED = 17  # number, partition, position behind what it was moved past, skipped messages, [subject, lane, cursor]
     UNFOLLOW = 20  # number, the prefixes and subjects that it no longer follows
     FORWARD = 19  # numbers, retries, dead letters and messages in flight that point at copies from now on; now
     PASSED = 22  # number, consumer or 0, first delivery sequence, bytes, now, ranges, those of them that the consumer
