@@ -48,6 +48,11 @@ class Given(NamedTuple):
         """It has no disposition, also none by an earlier one of its order key."""
         return self.in_flight.is_open(self.holder.sequence)
 
+    @property
+    def is_taken_back(self) -> bool:
+        """An earlier one of its order key has a disposition by which both come again."""
+        return self.in_flight.fenced is None and self.holder.sequence in self.in_flight.taken_back
+
 
 class Scene(Protocol):
     """Where they act."""
@@ -254,7 +259,9 @@ class Consuming:
         taken = len(self.copies.taken[given.number])
         waits = given.message.order_key is not None and self.scene.is_away(given.copy.store)
         self.copies.count["ordered nack waited for its broker"] += waits
-        if await self._told("nack", given.message.nack(delay)) and taken == len(self.copies.taken[given.number]):
+        if given.is_taken_back:  # it comes again anyway, and this is no attempt
+            await self._told("nack of what was taken back", given.message.nack(delay))
+        elif await self._told("nack", given.message.nack(delay)) and taken == len(self.copies.taken[given.number]):
             self.copies.nacked(given.copy, given.holder, attempt)
 
     async def _told(self, what: str, disposition: Any) -> bool:
