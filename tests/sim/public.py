@@ -22,11 +22,12 @@ import pytest
 
 import qmq
 from qmq.broker.groups.passed import wrongly_held, wrongly_passed
+from qmq.broker.retention import retention
 from qmq.net.client.consumer import acks, nacks, order_turns
 from qmq.storage.disk.disk import Disk
 from qmq.storage.verify.verify import verify
 from tests.net.several import Several, until
-from tests.sim.public_boss import CALLS, Boss, Processes
+from tests.sim.public_boss import CALLS, FOLLOWED, Boss, Processes
 from tests.sim.public_people import (
     DECISIONS,
     ENDS,
@@ -41,7 +42,6 @@ from tests.sim.public_people import (
 from tests.sim.public_record import GroupRecord, Record, Sent, Session
 
 SUBJECTS: Final = ("a.x", "a.y", "b.z")
-FOLLOWED: Final = (("",), ("a.",), ("a.x", "b."), ("b.z",))
 #: The last one has the bit of the first, so the broker cannot tell them apart.
 TAGS: Final = ("red", "green", "blue", "tag16")
 ORDER_KEYS: Final = ("one", "two", "three")
@@ -52,17 +52,20 @@ FEATURES: Final = (
     *(f"mode: {mode}" for mode in ("reliable", "at_most_once", "broadcast")), "killed", "session cancelled",
     "connection lost", "consumer with an id", "with a key", "with tags", "with an order key", "with a priority",
     "with a delay", "with expires_in", "cancelled", "empty body", "JSON body", "large body", "dead", "deleted",
-    "expired", "filtered", "filtered by the client", "flush", "solo", "sync admin", "sessions expire",
+    "expired", "filtered", "filtered by the client", "flush", "solo", "taken back",
+    "ack of what was taken back", "sync admin", "looked at",
+    "segments removed", "sessions expire",
     "consumers with one id", "seek to first", "seek to new", "seek to time", "seek to a sequence",
     "redriven", "refused", "resent", "order of a slot is checked",
     "order of a subject is checked", "back with an earlier one of its slot",
 )  # fmt: skip
 #: Seconds that a history may take; it takes less than one.
 TIMEOUT_S: Final = 60
-#: Seconds of clients, which would make histories long.
+#: Times which would make histories long.
 WAITS: Final = (
     (acks, "ACK_DELAY", 0.002), (nacks, "HELD_FOR", 0.02), (nacks, "AGAIN_AFTER", 0.005),
-    (nacks, "FIRST_RELEASE_US", 1_000), (nacks, "LAST_RELEASE_US", 8_000), (order_turns, "LEAST_BACK", 0.002),
+    (nacks, "FIRST_RELEASE_US", 1_000), (nacks, "LAST_RELEASE_US", 8_000), (retention, "_LOOK_US", 3_000),
+    (order_turns, "LEAST_BACK", 0.002),
     (order_turns, "MOST_BACK", 0.01),
 )  # fmt: skip
 
@@ -90,10 +93,13 @@ class History:
         self.chance = chance = Random(seed)
         self.directory = directory
         self.record = Record()
-        self.brokers = Several(
+        self.has_processes = chance.random() < 0.15
+        self.retains = not self.has_processes and chance.random() < 0.15
+        self.brokers: Any = (Processes if self.has_processes else Several)(
             directory, chance.choice((1, 1, 1, 2)), partitions=chance.choice((1, 1, 2, 3)), segment_bytes="256 KiB",
             max_frame_bytes="64 KiB", max_message_bytes="8 KiB", scrub_bytes_per_s=0,
-            checkpoint_ms=chance.choice((10, 50, 1_000)),
+            checkpoint_ms=10 if self.retains else chance.choice((10, 50, 1_000)),
+            **({"retention_ms": chance.choice((1, 20))} if self.retains else {}),
         )  # fmt: skip
         self.count = self.record.count
         self.has = {
@@ -108,7 +114,7 @@ class History:
         self.solos = tuple(chance.random() < 0.4 for _ in range(chance.choice((0, 0, 1))))
         self.options = {
             "durability": chance.choice(("append", "flush")), "linger": chance.choice((0, 0, 0.002)),
-            "failover_after": chance.choice((5, 0.05, None)),
+            "failover_after": chance.choice((5, 0.05, None)), "send_timeout": 10,
         }  # fmt: skip
 
     # --- what is drawn -----------------------------------------------------------------------------------------------
@@ -206,7 +212,7 @@ class History:
         workers += [self._solo(crew, f"solo {number}", is_sync=is_sync) for number, is_sync in enumerate(self.solos)]
         names = [plan.name for plan in self.groups if plan.mode == "reliable"]
         most = len(self.messages) * len(self.groups)
-        boss = Boss(self.record, crew, self.brokers, self._own_chance("boss"), names, most)
+        boss = Boss(self.record, crew, self.brokers, self._own_chance("boss"), names, most, 4 * self.retains)
         async with asyncio.TaskGroup() as tasks:
             for worker in workers:
                 tasks.create_task(worker.run(self.brokers.url, {}))
@@ -261,7 +267,9 @@ class History:
             return self._group_record(plan, f"{plan.name}@{consumer}", begins=self.record.tick(), subscribed=before)
 
         chance = self._own_chance(name)
-        return Worker(crew, name, plan.prefixes, {**options, **plan.settings}, group_of, chance, **how)
+        known = self.record.groups.get(plan.name)
+        prefixes = plan.prefixes if known is None else known.prefixes  # somebody may have changed them
+        return Worker(crew, name, prefixes, {**options, **plan.settings}, group_of, chance, **how)
 
     def _solo(self, crew: Crew, name: str, *, is_sync: bool) -> Worker:
         """Return a consumer without a group, which gets everything once in each session."""
@@ -288,6 +296,9 @@ class History:
             for consumer in self._last_consumers(plan)
         ]
         async with qmq.connect(self.brokers.url) as client, asyncio.TaskGroup() as tasks:
+            for group in self.record.groups.values():
+                if group.is_narrowed:  # what it has followed before goes on where it was
+                    await client.admin.set_group(group.name, follows=group.prefixes)
             for worker in workers:
                 tasks.create_task(worker.run(self.brokers.url, {}))
             try:
@@ -326,11 +337,15 @@ class History:
         await self._find(client)
         await self._read_alone(client)
         by_id = {sent.id: sent.number for sent in self.record.sent.values()}
-        stats = {one.name: one for broker in await client.admin.stats() for one in broker.groups}
+        brokers = await client.admin.stats()
+        self.count["segments removed"] += sum(broker.dropped_segments for broker in brokers)
+        stats = {one.name: one for broker in brokers for one in broker.groups}
         for name, group in self.record.groups.items():
             letters = [letter async for letter in client.admin.dead_letters(name)]
-            dead = Counter(by_id[letter.id] for letter in letters)
-            group.check(dead, {by_id[letter.id]: letter.reason for letter in letters})
+            # Nobody knows the ids of those that were removed before somebody has seen them.
+            known = [letter for letter in letters if letter.id in by_id or not self.retains]
+            dead = Counter(by_id[letter.id] for letter in known)
+            group.check(dead, {by_id[one.id]: one.reason for one in known}, may_be_gone=self.retains)
             self.count["dead"] += len(letters)
             rows = await client.admin.groups(name)
             filtered = sum(
@@ -364,11 +379,11 @@ class History:
             missing = {sent.number for sent in self.record.sent.values() if sent.state == "stored"} - {
                 self.record.of(message).number for message in found
             }
-            if not missing or loop.time() > ends:
+            if not missing or self.retains or loop.time() > ends:
                 break
             self.count["found late"] += 1
             await asyncio.sleep(0.003)
-        self.record.check_stored(found)
+        self.record.check_stored(found, may_be_gone=self.retains)
 
     async def _read_alone(self, client: qmq.Client) -> None:
         """Whoever reads alone gets all that has not expired, once and in stored order."""
@@ -379,7 +394,7 @@ class History:
                 for message in messages:
                     session.took(message)
         for sent in self.record.sent.values():
-            if sent.state == "stored" and not sent.expires and not group.hands[sent.number]:
+            if sent.state == "stored" and not (sent.expires or self.retains or group.hands[sent.number]):
                 self.record.wrong(f"{sent} did not come to one who reads alone")
 
     def _check_stats(self, group: GroupRecord, stats: qmq.GroupStats, dead: int) -> None:

@@ -20,9 +20,11 @@ from tests.sim.public_record import GroupRecord, Record
 #: What may befall a group, and all programs.
 GROUP_CALLS: Final = (
     "seek", "redrive", "redrive", "resend", "resend", "set_group", "set_group", "delete_dead", "set tags",
-    "set deadline",
+    "set deadline", "set follows",
 )  # fmt: skip
-CALLS: Final = (*GROUP_CALLS, "roll", "lose", "lose", "restart")
+CALLS: Final = (*GROUP_CALLS, "roll", "lose", "lose", "restart", "look")
+#: The names that groups follow.
+FOLLOWED: Final = (("",), ("a.",), ("a.x", "b."), ("b.z",))
 CHANGED: Final[dict[str, tuple[Any, ...]]] = {
     "max_attempts": (1, 2, 5),
     "max_unacked": (1, 3, 50),
@@ -79,15 +81,20 @@ async def letters_of(admin: Any, group: str) -> list[qmq.DeadLetter]:
 class Boss:
     """Does things that its chance has chosen, each once so many messages were taken, or after a moment."""
 
-    def __init__(self, record: Record, crew: Crew, brokers: Any, chance: Random, names: list[str], most: int) -> None:
-        """*names* are the groups that may be changed; *most*: how many messages may be taken."""
+    def __init__(
+        self, record: Record, crew: Crew, brokers: Any, chance: Random, names: list[str], most: int, rolls: int
+    ) -> None:
+        """*names* are the groups that may be changed; *most*: how many messages may be taken. Logs are rolled *rolls*
+        times at least.
+        """
         self._record = record
         self._crew = crew
         self._brokers = brokers
         self._chance = chance
         self._names = names
         calls, count = CALLS if names else CALLS[len(GROUP_CALLS) :], chance.choice((0, 1, 3, 5))
-        self._plan = sorted((chance.randrange(most + 1), chance.choice(calls)) for _ in range(count))
+        several = [*("roll" for _ in range(rolls)), *(chance.choice(calls) for _ in range(count))]
+        self._plan = sorted((chance.randrange(most + 1), call) for call in several)
 
     async def run(self, url: str, taken: Callable[[int, float], Awaitable[None]]) -> None:
         """Do it all. *taken* waits until so many messages were taken, or for so many seconds."""
@@ -104,10 +111,26 @@ class Boss:
                             self._chance.choice(cuts)()
                     case "restart":
                         await self._restart()
+                    case "look":
+                        await self._look(client)
                     case _:
                         name = self._chance.choice(self._names)
                         with suppress(qmq.UnknownGroup):
                             await self._change(client, self._record.groups[name], call)
+
+    async def _look(self, client: qmq.Client) -> None:
+        """Look at a message, and at what became of it."""
+        stored = [sent for sent in self._record.sent.values() if sent.state == "stored" and sent.id and not sent.delay]
+        if not stored:
+            return
+        sent = self._chance.choice(stored)
+        with suppress(qmq.UnknownMessage):  # a broker is away, or retention has removed it
+            message = await client.get(str(sent.id))
+            self._record.check_content(sent, message)
+            trace = await client.trace(str(sent.id))
+            if trace.message is not None:
+                self._record.check_content(sent, trace.message)
+            self._record.count["looked at"] += 1
 
     async def _restart(self) -> None:
         number = self._chance.randrange(len(self._brokers.brokers))
@@ -144,6 +167,7 @@ class Boss:
             case "seek":
                 to = chance.choice(("first", "first", "new", "time", 3))
                 group.change(seeks=True, loses=to != "first")
+                group.least_sequence = max(group.least_sequence, to if isinstance(to, int) else 0)
                 at = datetime.now(UTC) if to == "time" else to
                 await admin.seek(group.name, at, clear_retries=chance.random() < 0.5)
                 group.changed(for_good=True)  # a message comes again beside its retry, or its dead letter
@@ -153,6 +177,13 @@ class Boss:
                 group.tag_sets.append(tags)
                 group.is_calm = False
                 await admin.set_group(group.name, tags=tags)
+            case "set follows":
+                prefixes = chance.choice(FOLLOWED)
+                group.prefixes = tuple(dict.fromkeys((*group.prefixes, *prefixes)))
+                group.change()
+                group.is_narrowed = True
+                await admin.set_group(group.name, follows=prefixes)
+                group.changed(for_good=True)
             case "set deadline":
                 group.is_loose, group.is_calm = True, False
                 await admin.set_group(group.name, ack_deadline=chance.choice((0, 0.001, 0.01)))

@@ -16,6 +16,7 @@ from tests.sim.public_record import (
     ACKING,
     BACK,
     FAILING,
+    OPEN,
     REJECTING,
     GroupRecord,
     Hand,
@@ -317,6 +318,8 @@ class Worker:
     def _is_expected(self, error: BaseException) -> bool:
         """Return whether a session may end so: by its own error, or where another consumer has taken its id."""
         self._record.count["session fenced"] += isinstance(error, qmq.Fenced)
+        if isinstance(error, qmq.InvalidOption) and "does not follow" in str(error):  # somebody has set what it follows
+            return True
         return isinstance(error, Broken) or (isinstance(error, qmq.Fenced) and self._is_shared)
 
     def _draw(self, ways: Sequence[str]) -> tuple[str, str, int]:
@@ -382,7 +385,8 @@ class Worker:
     def _fenced(self, session: Session, call: str) -> None:
         """A disposition was refused: somebody has moved the group, or the broker has given up the consumer."""
         self._record.count["refused"] += 1
-        if not session.group.is_loose and session.group.mode != "solo":
+        is_taken_back = any(hand.is_taken_back for hand in session.hands)
+        if not session.group.is_loose and session.group.mode != "solo" and not is_taken_back:
             self._record.wrong(f"group {session.group.name}: {call} of {session.name} was refused")
 
     async def _loop(self, consumer: qmq.Consumer, session: Session, budget: int) -> None:
@@ -449,6 +453,9 @@ class Worker:
 
     async def _decide(self, message: qmq.Message, hand: Hand, session: Session) -> None:
         """Do something with a message in a loop of the program."""
+        if self._is_taken_back(message, hand, session):
+            await self._insist(message, session)
+            return
         match decision := self._decision():
             case "with":
                 async with message:
@@ -469,6 +476,65 @@ class Worker:
                             await asyncio.sleep(30)
             case _:
                 await self._dispose(decision, message, hand, session)
+
+    def _is_taken_back(self, message: qmq.Message, hand: Hand, session: Session) -> bool:
+        """Return whether a message has gone back with an earlier one of its order key, as it must say itself."""
+        group = session.group
+        if not group.is_loose and message.in_flight != (hand.state == OPEN or not self._has_acks):
+            self._record.wrong(f"group {group.name}: {hand.sent}, {hand}, says in_flight {message.in_flight}")
+        self._record.count["taken back"] += hand.state != OPEN
+        return hand.state != OPEN
+
+    async def _insist(self, message: qmq.Message, session: Session) -> None:
+        """Dispose of a message that was taken back: that changes nothing, and an awaited ack says so."""
+        match self._chance.choice(("leave", "ack", "ack awaited", "nack", "reject", "release", "with", "error")):
+            case "ack":
+                message.ack()
+            case "ack awaited":
+                try:
+                    await message.ack()
+                except qmq.Fenced:
+                    self._record.count["ack of what was taken back"] += 1
+                else:
+                    self._record.wrong(f"group {session.group.name}: the ack of {message}, taken back, was taken")
+            case "nack":
+                await message.nack()
+            case "reject":
+                await message.reject("it was taken back")
+            case "release":
+                await message.release()
+            case "with":
+                async with message:
+                    pass
+            case "error":
+                with suppress(Broken):
+                    async with message:
+                        raise Broken("it was taken back")
+
+    def _insist_sync(self, message: qmq.SyncMessage, session: Session) -> None:
+        """Do as ``_insist``."""
+        match self._chance.choice(("leave", "ack", "ack awaited", "nack", "reject", "release", "with", "error")):
+            case "ack":
+                message.ack()
+            case "ack awaited":
+                try:
+                    message.ack(wait=True)
+                except qmq.Fenced:
+                    self._record.count["ack of what was taken back"] += 1
+                else:
+                    self._record.wrong(f"group {session.group.name}: the ack of {message}, taken back, was taken")
+            case "nack":
+                message.nack()
+            case "reject":
+                message.reject("it was taken back")
+            case "release":
+                message.release(wait=True)
+            case "with":
+                with message:
+                    pass
+            case "error":
+                with suppress(Broken), message:
+                    raise Broken("it was taken back")
 
     async def _decide_in_handler(self, message: qmq.Message, hand: Hand, session: Session) -> None:
         decision = self._decision()
@@ -586,7 +652,7 @@ class Worker:
                 way, end, budget = self._draw(SYNC_WAYS)
                 try:
                     self._one_sync_session(client, way, end, budget)
-                except (Broken, qmq.Fenced) as error:
+                except (Broken, qmq.Fenced, qmq.InvalidOption) as error:
                     if not self._is_expected(error):
                         raise
             client.admin.groups()
@@ -594,7 +660,8 @@ class Worker:
     def _one_sync_session(self, client: qmq.SyncClient, way: str, end: str, budget: int) -> None:
         before = self._record.tick()
         with client.subscribe(*self._prefixes, **self._options) as consumer:
-            session = Session(self._group_of(consumer.id, before), consumer.id)
+            has_threads = way == "sync run 3"
+            session = Session(self._group_of(consumer.id, before), consumer.id, has_threads=has_threads)
             self._crew.enter(consumer)
             try:
                 match way:
@@ -691,6 +758,9 @@ class Worker:
                 self._decide_sync_batch(batch[cut:], hands[cut:], session)
 
     def _decide_sync(self, message: qmq.SyncMessage, hand: Hand, session: Session) -> None:
+        if self._is_taken_back(message, hand, session):
+            self._insist_sync(message, session)
+            return
         match decision := self._decision():
             case "with":
                 with message:

@@ -79,6 +79,8 @@ class Hand:
     state: str = OPEN
     #: When the program decided.
     ended: int = 0
+    #: It went back with an earlier one of its slot.
+    is_taken_back: bool = False
 
     def __repr__(self) -> str:
         return f"{self.state} at {self.session.name} as attempt {self.attempt}"
@@ -87,7 +89,9 @@ class Hand:
 class Session:
     """One consumer from its subscription until it leaves. Its methods may be called in any thread."""
 
-    def __init__(self, group: GroupRecord, name: str) -> None:
+    def __init__(self, group: GroupRecord, name: str, *, has_threads: bool = False) -> None:
+        """*has_threads*: several threads take its messages, so nobody knows in which order they came."""
+        self.has_threads = has_threads
         self.group = group
         self.name = name
         self.hands: list[Hand] = []
@@ -127,7 +131,7 @@ class Session:
         if now > self._taken_at + _STALE_S and group.mode != "solo":
             group.is_calm = False
         self._taken_at = now
-        if place is None or not group.is_calm or not is_new or hand.attempt != 1:
+        if place is None or not group.is_calm or not is_new or hand.attempt != 1 or self.has_threads:
             return
         sequence = hand.sent.sequence or 0
         if self._last.get(place, -1) >= sequence:
@@ -168,7 +172,7 @@ class Session:
             return
         for other in self.hands:
             if other.state == OPEN and other.at > hand.at and other.sent.place == hand.sent.place:
-                other.state, other.ended = BACK, self.group.record.tick()
+                other.state, other.ended, other.is_taken_back = BACK, self.group.record.tick(), True
                 self.group.record.note(
                     f"{self.group.name} {self.name} back {other.sent.number} behind {hand.sent.number}"
                 )
@@ -203,7 +207,8 @@ class GroupRecord:
     def __init__(self, record: Record, name: str, prefixes: tuple[str, ...], **rules: Any) -> None:
         self.record = record
         self.name = name
-        self.prefixes = prefixes
+        #: All that it has followed, and what it has followed from its beginning.
+        self.prefixes = self.first_prefixes = prefixes
         self.mode: str = rules.get("mode", "reliable")
         self.max_attempts: int = rules.get("max_attempts", 16)
         self.expires: bool = rules.get("expires", False)
@@ -215,12 +220,15 @@ class GroupRecord:
         self.is_calm = True
         #: Messages that were given to somebody until this tick may come again, whatever was done with them.
         self.repeats_until: float = 0
-        #: Somebody has sought, redriven or resent.
+        #: Somebody has sought, redriven or resent, or set what it follows.
         self.is_changed = False
+        self.is_narrowed = False
         #: Consumers may lose what they have, by a seek, a deadline or another one of their id, and hear of it late.
         self.is_loose: bool = rules.get("is_loose", False)
         #: Messages that were sent before this tick may have been passed by a seek.
         self.lost_until: float = 0
+        #: Messages below this sequence, too, also those that come later.
+        self.least_sequence = 0
         #: All sets of tags that the group has had.
         self.tag_sets: list[tuple[str, ...]] = [rules.get("tags", ())]
         self.repeats_for_good = False
@@ -314,10 +322,15 @@ class GroupRecord:
 
     # --- the end -----------------------------------------------------------------------------------------------------
 
-    def check(self, dead: Counter[int], reasons: dict[int, str]) -> None:
-        """Hold what was acknowledged, and what the broker has as dead letters, against what was sent."""
+    def check(self, dead: Counter[int], reasons: dict[int, str], *, may_be_gone: bool = False) -> None:
+        """Hold what was acknowledged, and what the broker has as dead letters, against what was sent. *may_be_gone*:
+        retention has removed what no group followed.
+        """
+        prefixes = self.first_prefixes if may_be_gone else self.prefixes
         for sent in self.record.sent.values():
-            if self.follows(sent) and sent.state == "stored":
+            if takes(prefixes, sent.subject) and sent.state == "stored":
+                if may_be_gone and sent.id is None:
+                    continue  # it may be a dead letter
                 for problem in self._faults(sent, dead[sent.number], reasons.get(sent.number, "")):
                     history = (
                         f"{self.hands[sent.number]}, dead {dead[sent.number]}, deleted {self.deleted[sent.number]}"
@@ -329,10 +342,10 @@ class GroupRecord:
         if not self.may_want(sent):
             count["filtered"] += 1
             count["filtered by the client"] += not self.is_filtered(sent)
-            if hands or (dead and self.is_filtered(sent)):
+            if hands or (dead and self.is_filtered(sent) and not self.is_changed):
                 yield "it has none of the group's tags"
             return
-        if not self.wants(sent) or sent.begun < self.lost_until:
+        if not self.wants(sent) or sent.begun < self.lost_until or (sent.sequence or 0) < self.least_sequence:
             return
         if sent.begun < self.begins:
             return
@@ -434,8 +447,8 @@ class Record:
         if sent.id not in (None, message.id) and not sent.may_be_twice:
             self.wrong(f"{sent} is {sent.id}, and came as {message.id}")
 
-    def check_stored(self, messages: Iterable[StoredMessage]) -> None:
-        """Each message is stored once: no other one, and none twice."""
+    def check_stored(self, messages: Iterable[StoredMessage], *, may_be_gone: bool = False) -> None:
+        """Each message is stored once, unless it *may be gone*: no other one, and none twice."""
         copies: Counter[int] = Counter()
         for message in messages:
             sent = self.of(message)
@@ -444,7 +457,7 @@ class Record:
             copies[sent.number] += 1
         for sent in self.sent.values():
             most = 2 if sent.may_be_twice else 1
-            least = 1 if sent.state == "stored" else 0
+            least = 1 if sent.state == "stored" and not may_be_gone else 0
             if sent.state == "cancelled":
                 most = 0
             if not least <= copies[sent.number] <= most:
