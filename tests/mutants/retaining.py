@@ -161,6 +161,18 @@ OF_RETENTION: Final = (
         _RETENTION,
     ),
     Mutant(
+        "leave the rows of a subject to the filter of that subject",
+        "GroupAdvance._missed",
+        skip('starts = np.where(np.isin(rows["subject"], numbers), ends, starts)'),
+        ("tests/broker/retention/test_advance_groups.py",),
+    ),
+    Mutant(
+        "hold a segment that a group would miss messages of",
+        "GroupAdvance.move",
+        never("skipped and not may_skip"),
+        _RETENTION,
+    ),
+    Mutant(
         "move so many groups in a turn",
         "Retention._take_groups",
         skip("work += done"),

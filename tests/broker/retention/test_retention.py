@@ -14,6 +14,7 @@ from qmq.broker.journal.record_types import MessageRange
 from qmq.broker.ports.commands import ListSubjects, Now
 from qmq.broker.ports.effects import Sent, SubjectList
 from qmq.broker.ports.limits import BrokerLimits
+from qmq.broker.retention import retention
 from qmq.broker.retention.retention import Dropped
 from qmq.errors import StorageFailed
 from qmq.format.layout import NO_SEQUENCE
@@ -355,6 +356,31 @@ def test_a_segment_stays_until_its_last_message_is_taken(tmp_path: Path, prefix:
     assert segments(driven) < before
     assert driven.broker.retention_holders() == []
     assert group_row(driven)["skipped"] == 0
+    driven.close()
+
+
+def test_a_segment_stays_where_a_group_was_moved_back_since_it_was_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Groups are looked at, and then moved, a few in a turn: meanwhile others go on."""
+    monkeypatch.setattr(retention, "TURN_WORK", 1)
+    driven = driven_in(tmp_path, BrokerLimits(retention_ms=HOUR_MS))
+    send(driven, 20)
+    for name in ("g", "h"):
+        consumer = Consumer(driven, name, "a.", group=name)
+        assert len(consumer.pull(20)) == 20
+        consumer.ack(*range(20))
+    driven.checkpoint()
+    driven.advance(HOUR_MS)
+    looking = driven.broker._retention
+    while looking._dropping is None or len(looking._dropping.groups) > 1:
+        driven.advance(1)
+    assert not looking._dropping.is_chosen
+    ask(driven, "seek_group", group="h", to="first")
+    assert settle(driven, rounds=3) == []
+    assert driven.broker.retention_holders() == ["h"]
+    consumer.join()
+    assert numbers(consumer.pull(20)) == list(range(20))
     driven.close()
 
 

@@ -156,3 +156,14 @@ def test_take_stops_at_the_row_and_the_limit() -> None:
     part = take(SubjectRows(row_range, [0, 2, 3, 4], 0), 200, 2)
     assert part is not None
     assert part.tolist() == [rows[0], rows[2]]
+
+
+def test_a_question_costs_less_once_ranges_are_marked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subject_lookup, "ASKED_A_MARK", 1)
+    shelves, _, _ = shelved([[0]] * 20)
+    costs = [shelves.question_us]
+    while costs[-1]:
+        assert len(list(shelves.from_sequence(0, 0))) == 20
+        costs.append(shelves.question_us)
+    assert costs[0] == 20 * subject_lookup._ASK_US
+    assert costs == sorted(costs, reverse=True)
