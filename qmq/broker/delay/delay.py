@@ -48,11 +48,12 @@ from qmq.storage.store import NotInMemory, Schedule, ScheduleClaim, Store
 _SLICE_ITEMS: Final = 64
 _SLICE_SINGLES: Final = 512
 _SLICE_MESSAGES: Final = 4_096
-#: The most work of one tick, about 8 ms. A run that is cut out of a batch counts 1, about 40 us; a batch that is
-#: appended counts 2, a message that was sent one by one half, and so many bytes count 1.
-_SLICE_WORK: Final = 200
+#: The most work of one tick, about 4 ms, as several turns may follow each other. A run that is cut out of a batch counts
+#: 1, about 40 us; a batch that is appended counts 2, a message that was sent one by one a quarter, and so many bytes
+#: count 1.
+_SLICE_WORK: Final = 100
 _BATCH_WORK: Final = 2
-_BYTES_A_WORK: Final = 32 << 10
+_BYTES_A_WORK: Final = 64 << 10
 #: Items in memory among which a late message is looked for: those of two ticks.
 _MOST_LATE: Final = 2 * _SLICE_SINGLES
 #: When a failed delivery (a full disk) is tried again, and how often the wall clock is read at least.
@@ -307,7 +308,7 @@ class DelayedMessages:
         parts, due = due_batch.made(self._store.store_id)
         self._intake.append(due.buffer, due.checked, _FallingDue(self, parts, due, now), now)
         due_batch.clear()
-        return _BATCH_WORK + len(parts) // 2 + len(due.buffer) // _BYTES_A_WORK
+        return _BATCH_WORK + len(parts) // 4 + len(due.buffer) // _BYTES_A_WORK
 
     def _append_part(self, batch: memoryview, left: deque[DelayedRange], most_runs: int, now: Now) -> int:
         """Append the messages of *batch* that the first range of *left* has, of so many runs at most, and leave the
