@@ -48,9 +48,9 @@ from qmq.storage.store import NotInMemory, Schedule, ScheduleClaim, Store
 _SLICE_ITEMS: Final = 64
 _SLICE_SINGLES: Final = 512
 _SLICE_MESSAGES: Final = 4_096
-#: The most work of one tick, about 4 ms, as several turns may follow each other. A run that is cut out of a batch counts
-#: 1, about 40 us; a batch that is appended counts 2, a message that was sent one by one a quarter, and so many bytes
-#: count 1.
+#: The most work of one tick, about 4 ms, as several turns may follow each other. A run that is cut out of a batch
+#: counts 1, about 40 us; a batch that is appended counts 2, a message that was sent one by one a quarter, and so many
+#: bytes count 1.
 _SLICE_WORK: Final = 100
 _BATCH_WORK: Final = 2
 _BYTES_A_WORK: Final = 64 << 10
