@@ -455,10 +455,12 @@ class SubjectTable:
         under = [name for name in self._lane_names if name.startswith(prefix)]
         if not under:
             return np.array(numbers, np.int64)
-        found = np.concatenate([self.further_lanes(name) for name in under])
-        found = np.concatenate((np.array(numbers, np.int64), found[(found >= start) & (found < end)]))
-        found.sort()
-        return found
+        is_under = np.zeros(end - start, np.bool_)
+        is_under[np.array(numbers, np.int64) - start] = True
+        for name in under:
+            lanes = self.further_lanes(name)
+            is_under[lanes[(lanes >= start) & (lanes < end)] - start] = True
+        return np.flatnonzero(is_under) + start
 
     def further_lanes(self, name: str) -> npt.NDArray[np.int64]:
         """Return the numbers of the lanes of a subject but its first: i64[n]."""
