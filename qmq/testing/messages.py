@@ -146,6 +146,11 @@ class Recorded:
         return self._recorder.name
 
     @property
+    def in_flight(self) -> bool:
+        """Whether it was given no disposition."""
+        return self._recorder.name is None
+
+    @property
     def delay(self) -> float | None:
         """The seconds that a nack or release, or ``raise qmq.Retry(after=...)``, asked for; None: the group's delay, or
         for a release none.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -120,3 +121,19 @@ def test_messages_without_asyncio_record_too() -> None:
     with pytest.raises(ValueError, match="no total"), message:
         raise ValueError("no total")
     assert (message.disposition, message.reason) == ("nack", "ValueError: no total")
+
+
+async def test_a_message_is_in_flight_until_it_has_a_disposition() -> None:
+    acked, nacked, failed = (testing.message(b"x") for _ in range(3))
+    assert acked.in_flight
+    acked.ack()
+    await nacked.nack()
+    with suppress(ValueError):
+        async with failed:
+            assert failed.in_flight
+            raise ValueError("no card")
+    assert not any(one.in_flight for one in (acked, nacked, failed))
+    released = testing.sync_message(b"x")
+    assert released.in_flight
+    released.release()
+    assert not released.in_flight

@@ -308,8 +308,10 @@ class InFlightWindow:
 
     # --- dispositions -------------------------------------------------------------------------------------------------
 
-    def ack(self, start: int, end: int) -> None:
-        """Ack [start, end). Messages that have a disposition keep it; the ack of one taken back counts as refused."""
+    def ack(self, start: int, end: int, *, each: bool = True) -> None:
+        """Ack [start, end). Messages that have a disposition keep it. Where the program has named *each*, acks of
+        messages that were taken back count as refused.
+        """
         if start == self.floor and self.tail < 0 and self.fenced is None and not self._done.size:
             self._streak, self.tail = start, end  # the first ack after others were sent, in order
             self.owner.want_send()
@@ -324,9 +326,10 @@ class InFlightWindow:
             return
         if end - start == 1 and start >= self.floor and start not in self._done:
             self._streak, self.tail = start, end
-        elif end - start == 1 and start in self.taken_back:
-            self.owner.refused += 1
         else:
+            if each and self.taken_back.overlaps(start, end):
+                kept = self.taken_back.missing(start, end)
+                self.owner.refused += end - start - sum(high - low for low, high in kept)
             self._add(start, end)
         self.owner.want_send()
 

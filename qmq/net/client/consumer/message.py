@@ -200,7 +200,8 @@ class Message:
         A message with an order key is taken back when an earlier one of its key fails or is released, so a program that
         takes several at a time asks before it begins one; ``run`` and ``async for`` do that themselves. False also
         where another subscriber took over, or the session expired. Always True where there are no dispositions: for a
-        solo consumer, and in an at_most_once group.
+        solo consumer, and in an at_most_once group. An ack of a ``SyncMessage`` that does not wait counts a moment
+        later.
         """
         return is_open(self)
 
@@ -555,7 +556,7 @@ class MessageBatch(Sequence[Message]):
         batch[batch_is_good].ack()
         """
         for in_flight, start, end in self._ranges():
-            in_flight.ack(start, end)
+            in_flight.ack(start, end, each=False)
         return self
 
     async def nack(self, delay: Duration | None = None, reason: str = "") -> None:

@@ -178,7 +178,7 @@ def test_a_batch_is_acknowledged_by_ranges() -> None:
         def __init__(self) -> None:
             self.acked: list[tuple[int, int]] = []
 
-        def ack(self, start: int, end: int) -> None:
+        def ack(self, start: int, end: int, *, each: bool) -> None:
             self.acked.append((start, end))
 
     holder, other = Holder(), Holder()
