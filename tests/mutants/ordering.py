@@ -415,4 +415,22 @@ OF_ORDER: Final = (
         always("self._run.lane < LANE_ORDERED"),
         _SYNC,
     ),
+    Mutant(
+        "send acks before what takes back those behind it",
+        "NackSender._deliver_some",
+        skip("self._send_acks(subscribed)"),
+        _CLIENT,
+    ),
+    Mutant(
+        "refuse no ack of what the client itself passes over",
+        "with_tags",
+        instead("run.in_flight.pass_over", "run.in_flight.ack"),
+        _CLIENT,
+    ),
+    Mutant(
+        "know at once what a withdrawn pull has brought",
+        "Puller._answered",
+        skip("self._accept_unwaited()"),
+        _CLIENT,
+    ),
 )

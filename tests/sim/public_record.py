@@ -331,13 +331,14 @@ class GroupRecord:
             if takes(prefixes, sent.subject) and sent.state == "stored":
                 if may_be_gone and sent.id is None:
                     continue  # it may be a dead letter
-                for problem in self._faults(sent, dead[sent.number], reasons.get(sent.number, "")):
+                number = sent.number
+                for problem in self._faults(sent, dead[number], reasons.get(number, ""), may_be_gone=may_be_gone):
                     history = (
                         f"{self.hands[sent.number]}, dead {dead[sent.number]}, deleted {self.deleted[sent.number]}"
                     )
                     self.record.wrong(f"group {self.name}: {sent}: {problem}: {history}")
 
-    def _faults(self, sent: Sent, dead: int, reason: str) -> Iterable[str]:
+    def _faults(self, sent: Sent, dead: int, reason: str, *, may_be_gone: bool) -> Iterable[str]:
         count, hands = self.record.count, self.hands[sent.number]
         if not self.may_want(sent):
             count["filtered"] += 1
@@ -353,9 +354,9 @@ class GroupRecord:
             return  # it may be missed
         acked = sum(hand.state in (ACKING, ACKED) for hand in hands)
         ends = acked + dead + self.deleted[sent.number]
-        if not ends:
+        if not ends and not (may_be_gone and self.is_narrowed):
             yield "it is lost"
-        elif ends > 1 and not (self.is_changed or self.is_loose or sent.may_be_twice):
+        if ends > 1 and not (self.is_changed or self.is_loose or sent.may_be_twice):
             yield f"it has {ends} ends"
         if hands and hands[-1].state in (OPEN, BACK) and not (dead or self.may_expire(sent) or self.is_changed):
             yield "it was given back, and has not come again"

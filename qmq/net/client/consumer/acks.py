@@ -80,7 +80,7 @@ class AckSender:
         self._waiters: list[asyncio.Future[None]] = []
         self._confirming: list[asyncio.Future[None]] = []  # woken by each answer to acks
         #: Sends the other dispositions.
-        self.nack_sender = NackSender(consumer, subscribed)
+        self.nack_sender = NackSender(consumer, subscribed, self.send)
         self._release_delays = ReleaseDelays()
         self._warned_of_dropped = False
         #: Warnings that were given once; the ack senders of a consumer at several brokers share it.

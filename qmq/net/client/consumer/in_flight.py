@@ -333,6 +333,14 @@ class InFlightWindow:
             self._add(start, end)
         self.owner.want_send()
 
+    def pass_over(self, start: int, end: int) -> None:
+        """Ack [start, end), which the program does not get: they have none of the group's tags. What was taken back
+        comes again, and is passed over then.
+        """
+        self._end_streak()
+        self._add(start, end)
+        self.owner.want_send()
+
     def _end_streak(self) -> None:
         """Add the streak of consecutive acks that ends at ``tail`` to the intervals."""
         start, end = self._streak, self.tail

@@ -112,13 +112,17 @@ class _Held(NamedTuple):
 class NackSender:
     """Sends the nacks, releases and rejects of one consumer at one broker."""
 
-    def __init__(self, consumer: str, subscribed: Callable[[], Awaitable[Subscribed]]) -> None:
+    def __init__(
+        self, consumer: str, subscribed: Callable[[], Awaitable[Subscribed]], send_acks: Callable[[Subscribed], None]
+    ) -> None:  # fmt: skip
+        """*send_acks* sends the acks that wait."""
         #: The store of the last subscription.
         self.store_id = b""
         #: The other brokers, which take whole messages when this broker is gone, and the group's name there.
         self.handover: tuple[HandoverClient, str] | None = None
         self._consumer = consumer
         self._subscribed = subscribed
+        self._send_acks = send_acks
         self._queued: list[_QueuedDisposition] = []
         self._unanswered: dict[_Outcome, _QueuedDisposition] = {}
         self._held: dict[int, _Held] = {}
@@ -308,6 +312,8 @@ class NackSender:
             if subscribed is None:
                 return await self._hand_over(in_flight, several)
             connection, subscription = subscribed
+            if any(one.outcome.slots for one in several):
+                self._send_acks(subscribed)  # else the broker takes back what was acked behind these in their slots
             meta, payload = packed([one.back for one in several], subscription)
             try:
                 answer = await connection.request(FrameKind.HAND_BACK, meta, payload)

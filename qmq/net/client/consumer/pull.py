@@ -366,14 +366,19 @@ class Puller:
         self._unused = None
         if self._lock.locked():
             return
-        answer = self._request.answer
-        if isinstance(answer, Answer):
-            runs, damaged = read_checked(answer.payload, answer.begun)
-            if not damaged:
-                self._request.take()
-                with suppress(ProtocolError):  # the broker sends the same messages again
-                    self._accept(answer, runs)
+        self._accept_unwaited()
         release(self._received.take(self._received.count))
+
+    def _accept_unwaited(self) -> None:
+        """Take the messages of an answer that no pull waits for, unless they are damaged."""
+        answer = self._request.answer
+        if not isinstance(answer, Answer):
+            return
+        runs, damaged = read_checked(answer.payload, answer.begun)
+        if not damaged:
+            self._request.take()
+            with suppress(ProtocolError):  # the broker sends the same messages again
+                self._accept(answer, runs)
 
     async def _pull_alone(
         self, max_count: int, min_count: int, deadline: float | None, loop: asyncio.AbstractEventLoop
@@ -471,8 +476,11 @@ class Puller:
             self._ask(subscribed, max_count, 1, now, now)
 
     def _answered(self) -> None:
-        if not self._lock.locked():
-            self._watch_unused()
+        if self._lock.locked():
+            return
+        if self.ack_sender is not None and self._inside:
+            self._accept_unwaited()  # dispositions of earlier messages of their order keys have to know of them
+        self._watch_unused()
 
     def _take_single(self) -> bool:
         """Take an answer that brings a group one message without a header, as most do while messages come one by one;

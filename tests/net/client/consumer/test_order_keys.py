@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from qmq.format.build import make_header
 from qmq.net.protocol.frames import FrameKind
 from qmq.net.protocol.types import Disposition
 from tests.broker_process import broker_process, running_broker
+from tests.net.client.consumer.test_message_tags import TWIN, WANTED
 from tests.net.client.consumer.test_pull import subscribed
 from tests.net.scripted import backs_of, stored_batch
 
@@ -82,6 +84,35 @@ async def test_a_pull_skips_what_comes_while_an_earlier_message_is_on_its_way_ba
         for frame in (nacked, returned):
             s.peer.answer(FrameKind.HANDED_BACK, frame.request)
         await nack
+        s.peer.messages(request, stored_batch({"a.b": [b"other"]}, position=9_000))
+        assert [message.body for message in await pull] == [b"other"]
+
+
+async def test_a_pull_skips_what_an_earlier_one_brought_late_once_it_went_back() -> None:
+    """The broker had sent it before the earlier message failed, and took it back then."""
+    header = make_header(order_key="k")
+    async with subscribed(group="g", consumer="c") as s:
+        pull = asyncio.ensure_future(s.consumer.pull(1))
+        request, _ = await s.peer.pulled()
+        s.peer.messages(request, stored_batch({"a.b": [b"1"]}, position=5_000, header=header))
+        (first,) = await pull
+        late = asyncio.ensure_future(s.consumer.pull(1))
+        withdrawn, _ = await s.peer.pulled()
+        late.cancel()
+        await s.peer.frame(FrameKind.WITHDRAW)
+        nack = asyncio.ensure_future(first.nack())
+        nacked = await s.peer.frame(FrameKind.HAND_BACK)
+        s.peer.messages(withdrawn, stored_batch({"a.b": [b"2"]}, position=6_000, first_sequence=1, header=header))
+        s.peer.answer(FrameKind.HANDED_BACK, nacked.request)
+        await nack
+        pull = asyncio.ensure_future(s.consumer.pull(1))
+        frame = asyncio.ensure_future(s.peer.frame(FrameKind.HAND_BACK))
+        await asyncio.wait({pull, frame}, return_when=asyncio.FIRST_COMPLETED)
+        assert not pull.done(), "the program gets it too early"
+        returned = await frame
+        assert [(back.start, back.disposition) for back in backs_of(returned)] == [(1, Disposition.RELEASE)]
+        s.peer.answer(FrameKind.HANDED_BACK, returned.request)
+        request, _ = await s.peer.pulled()
         s.peer.messages(request, stored_batch({"a.b": [b"other"]}, position=9_000))
         assert [message.body for message in await pull] == [b"other"]
 
@@ -234,3 +265,39 @@ async def test_where_there_are_no_dispositions_a_message_may_always_be_handled(t
             assert message.in_flight
             message.ack()
             assert message.in_flight
+
+
+@pytest.mark.parametrize("gives_back", ["nack", "release", "leave"])
+async def test_an_ack_counts_that_came_before_an_earlier_message_failed(tmp_path: Path, gives_back: str) -> None:
+    """It waits when the earlier message of its order key goes back; the broker gets it first all the same."""
+    async with running_broker(tmp_path / "data") as url, qmq.connect(url) as client:
+        await send(client, "k 0", "k 1", "l 0")
+        with suppress(ValueError):
+            async with client.subscribe("a.", group="g", start="first", retry_delays=[60]) as consumer:
+                several = await consumer.pull(3, min_count=3, timeout=20)
+                first, second, third = sorted(several, key=lambda message: message.body)
+                second.ack()
+                third.ack()
+                if gives_back == "nack":
+                    await first.nack()
+                elif gives_back == "release":
+                    await first.release(after=60)
+                else:
+                    raise ValueError
+                await consumer.flush()
+        (group,) = await client.admin.groups("g")
+        assert (group.in_flight, group.in_retry) == (0, 1)
+
+
+async def test_what_was_taken_back_without_a_tag_of_the_group_is_no_refused_ack(tmp_path: Path) -> None:
+    """The broker sent it before it knew that an earlier one of its order key goes back; the program does not get it."""
+    async with running_broker(tmp_path / "data") as url, qmq.connect(url) as client:
+        await client.send("a.b", b"0", order_key="k", tags=[WANTED])
+        await client.send("a.b", b"1", order_key="k", tags=[TWIN])
+        async with client.subscribe("a.", group="g", start="first", retry_delays=[0], tags=[WANTED]) as consumer:
+            (message,) = await consumer.pull(1, timeout=20)
+            nack = asyncio.ensure_future(message.nack())
+            (again,) = await consumer.pull(1, timeout=20)
+            await nack
+            again.ack()
+            await consumer.flush()
