@@ -424,7 +424,10 @@ OF_ORDER: Final = (
     Mutant(
         "refuse no ack of what the client itself passes over",
         "with_tags",
-        instead("run.in_flight.pass_over", "run.in_flight.ack"),
+        instead(
+            "run.in_flight.ack(run.delivery_sequence + start, run.delivery_sequence + stop, each=False)",
+            "run.in_flight.ack(run.delivery_sequence + start, run.delivery_sequence + stop, each=True)",
+        ),
         _CLIENT,
     ),
     Mutant(

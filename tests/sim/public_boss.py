@@ -92,6 +92,7 @@ class Boss:
         self._brokers = brokers
         self._chance = chance
         self._names = names
+        self._removes = rolls > 0
         calls, count = CALLS if names else CALLS[len(GROUP_CALLS) :], chance.choice((0, 1, 3, 5))
         several = [*("roll" for _ in range(rolls)), *(chance.choice(calls) for _ in range(count))]
         self._plan = sorted((chance.randrange(most + 1), call) for call in several)
@@ -166,7 +167,8 @@ class Boss:
                 await admin.set_group(group.name, **{name: value})
             case "seek":
                 to = chance.choice(("first", "first", "new", "time", 3))
-                group.change(seeks=True, loses=to != "first")
+                # What was removed, and was in retry or in flight only, is gone.
+                group.change(seeks=True, loses=to != "first" or self._removes)
                 group.least_sequence = max(group.least_sequence, to if isinstance(to, int) else 0)
                 at = datetime.now(UTC) if to == "time" else to
                 await admin.seek(group.name, at, clear_retries=chance.random() < 0.5)

@@ -310,7 +310,7 @@ class InFlightWindow:
 
     def ack(self, start: int, end: int, *, each: bool = True) -> None:
         """Ack [start, end). Messages that have a disposition keep it. Where the program has named *each*, acks of
-        messages that were taken back count as refused.
+        messages that were taken back count as refused; those of the client itself, for other tags, do not.
         """
         if start == self.floor and self.tail < 0 and self.fenced is None and not self._done.size:
             self._streak, self.tail = start, end  # the first ack after others were sent, in order
@@ -331,14 +331,6 @@ class InFlightWindow:
                 kept = self.taken_back.missing(start, end)
                 self.owner.refused += end - start - sum(high - low for low, high in kept)
             self._add(start, end)
-        self.owner.want_send()
-
-    def pass_over(self, start: int, end: int) -> None:
-        """Ack [start, end), which the program does not get: they have none of the group's tags. What was taken back
-        comes again, and is passed over then.
-        """
-        self._end_streak()
-        self._add(start, end)
         self.owner.want_send()
 
     def _end_streak(self) -> None:

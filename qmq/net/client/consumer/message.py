@@ -61,7 +61,7 @@ def with_tags(runs: list[Run], tags: frozenset[str]) -> list[Run]:
             if is_wanted:
                 matching.append(run.slice(start, stop))
             elif run.in_flight is not None:
-                run.in_flight.pass_over(run.delivery_sequence + start, run.delivery_sequence + stop)
+                run.in_flight.ack(run.delivery_sequence + start, run.delivery_sequence + stop, each=False)
     return matching
 
 
