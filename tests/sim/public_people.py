@@ -332,7 +332,7 @@ class Worker:
         return way, end, budget
 
     async def _one_session(self, client: qmq.Client, way: str, end: str, budget: int) -> None:
-        before = self._record.tick()
+        before = self._record.first_try(self._options["group"], self._options.get("consumer"))
         async with client.subscribe(*self._prefixes, **self._options) as consumer:
             session = Session(self._group_of(consumer.id, before), consumer.id)
             self._crew.enter(consumer)
@@ -658,7 +658,7 @@ class Worker:
             client.admin.groups()
 
     def _one_sync_session(self, client: qmq.SyncClient, way: str, end: str, budget: int) -> None:
-        before = self._record.tick()
+        before = self._record.first_try(self._options["group"], self._options.get("consumer"))
         with client.subscribe(*self._prefixes, **self._options) as consumer:
             has_threads = way == "sync run 3"
             session = Session(self._group_of(consumer.id, before), consumer.id, has_threads=has_threads)

@@ -268,9 +268,9 @@ class GroupRecord:
             yield f"it came before: {before}"
             return
         for other in before:
-            is_owned = other.state == OPEN and not self.is_loose
-            is_done = other.state in ((ACKED, REJECTED) if self.is_loose else _FINAL)
-            if is_owned or (is_done and other.at > self.repeats_until):
+            # Where it is loose, a program may reach late what its client was given before another one took it.
+            is_kept = other.state == OPEN or (other.state in _FINAL and other.at > self.repeats_until)
+            if is_kept and not self.is_loose:
                 yield f"it is {other}"
         if self.mode not in ("reliable", "broadcast") or self.is_changed or self.is_loose:
             return
@@ -358,7 +358,8 @@ class GroupRecord:
             yield "it is lost"
         if ends > 1 and not (self.is_changed or self.is_loose or sent.may_be_twice):
             yield f"it has {ends} ends"
-        if hands and hands[-1].state in (OPEN, BACK) and not (dead or self.may_expire(sent) or self.is_changed):
+        is_free = dead or self.may_expire(sent) or self.is_changed or self.is_loose
+        if hands and hands[-1].state in (OPEN, BACK) and not is_free:
             yield "it was given back, and has not come again"
         if dead and not self.is_changed and not self.is_loose:
             last = hands[-1] if hands else None
@@ -387,11 +388,18 @@ class Record:
         #: Functions that are called when something came.
         self.on_came: list[Callable[[], object]] = []
         self._ticks = 0
+        self._tries: dict[tuple[str, str], int] = {}
 
     def tick(self) -> int:
         with self.lock:
             self._ticks += 1
             return self._ticks
+
+    def first_try(self, group: str | None, consumer: str | None) -> int:
+        """Return a tick before a consumer with an id first tried to subscribe; for others, before they try now."""
+        with self.lock:
+            now = self.tick()
+            return now if group is None or consumer is None else self._tries.setdefault((group, consumer), now)
 
     def note(self, text: str) -> None:
         """Write down what happened, beside its time."""
