@@ -112,6 +112,7 @@ class Session:
             sent.id = message.id
         if sent.sequence is None:
             sent.sequence = message.sequence
+        record.ids[message.id] = sent.number
         before = group.hands[sent.number]
         hand = Hand(sent, self, message.attempt, record.tick())
         record.check_content(sent, message)
@@ -387,6 +388,8 @@ class Record:
         self.events: list[str] = []
         #: Functions that are called when something came.
         self.on_came: list[Callable[[], object]] = []
+        #: The numbers of messages by their ids, of which one that may be stored twice has two.
+        self.ids: dict[str, int] = {}
         self._ticks = 0
         self._tries: dict[tuple[str, str], int] = {}
 
@@ -435,6 +438,7 @@ class Record:
                 if receipt.sequence is not None and sent.sequence not in (None, receipt.sequence):
                     self.wrong(f"{sent} has the sequence {receipt.sequence} in its receipt")
                 sent.id = receipt.id
+                self.ids[receipt.id] = sent.number
                 if receipt.sequence is not None:
                     sent.sequence = receipt.sequence
                 sent.may_be_twice = sent.may_be_twice or receipt.maybe_duplicate
@@ -463,6 +467,7 @@ class Record:
             sent = self.of(message)
             self.check_content(sent, message)
             sent.id = sent.id or message.id
+            self.ids[message.id] = sent.number
             copies[sent.number] += 1
         for sent in self.sent.values():
             most = 2 if sent.may_be_twice else 1
