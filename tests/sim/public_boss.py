@@ -208,5 +208,9 @@ class Boss:
                 if ids:
                     deleted = await admin.delete_dead(group.name, [one for one in ids if one])
                     self._record.count["deleted"] += deleted
+                    left: set[str | None] = set()
+                    if deleted < len(ids):  # retention has given some another number meanwhile
+                        self._record.count["dead letters moved meanwhile"] += 1
+                        left = {letter.id for letter in await letters_of(admin, group.name)}
                     for one in ids:
-                        group.deleted[by_id[one]] += 1
+                        group.deleted[by_id[one]] += one not in left
