@@ -272,6 +272,11 @@ class InFlightWindow:
                 start = run.delivery_sequence
                 self.owner.return_early(self, start, start + run.count)
 
+    @property
+    def has_ordered(self) -> bool:
+        """Whether messages with order keys may be in flight."""
+        return bool(self._ordered)
+
     def begin_failing(self, start: int, end: int) -> list[Slot]:
         """Note that messages of [start, end) are to come again. Messages of their slots that the broker sends now go
         back, until ``end_failing`` is called with the slots that this returns.

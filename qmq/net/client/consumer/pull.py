@@ -478,7 +478,8 @@ class Puller:
     def _answered(self) -> None:
         if self._lock.locked():
             return
-        if self.ack_sender is not None and self._inside:
+        in_flight = None if self.ack_sender is None else self.ack_sender.in_flight
+        if in_flight is not None and in_flight.has_ordered and self._inside:
             self._accept_unwaited()  # dispositions of earlier messages of their order keys have to know of them
         self._watch_unused()
 
