@@ -13,9 +13,11 @@ from qmq.broker.groups.group import Group
 from qmq.broker.groups.passed import PASSED, Unaccounted, wrongly_held, wrongly_passed
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.net.protocol.types import Disposition
+from qmq.storage.store import subject_ranges_of
 from tests.broker.delivery.test_filters import numbered, sent
 from tests.broker.group_state import ledger_of
 from tests.broker.harness import START_US, Driven
+from tests.broker.retention.test_retention import driven_in, send
 from tests.broker.test_admin import ask
 from tests.broker.test_consuming import Consumer, killed
 from tests.sim.disk import SimulatedDisk
@@ -319,4 +321,28 @@ def test_the_broker_compares_only_groups_that_have_changed(tmp_path: Path, monke
     consumers["h"].ack()
     driven.checkpoint()
     assert looked_at == ["h"]
+    driven.close()
+
+
+@pytest.mark.parametrize("partitions", [1, 2])
+def test_a_group_that_begins_behind_a_leaving_segment_gets_earlier_messages_of_others(
+    tmp_path: Path, partitions: int
+) -> None:
+    driven = driven_in(tmp_path, partitions=partitions)
+    Consumer(driven, "c", "a.").pull(1)
+    send(driven, 2, subjects=2)
+    for number in range(40):  # a batch lies in the partition of its first subject
+        names = ("a.0", "a.1") if number % 2 else ("a.1", "a.0")
+        driven.do(driven.send_command({name: [b"x" * 400] for name in names}))
+    driven.checkpoint()
+    part = driven.store.partitions[0]
+    base, _ = part.removable()[-1]
+    part.leave(base, subject_ranges_of(part.old_segment(base).rows()))
+    ask(driven, "seek_group", group="g", to="first")
+    consumer = Consumer(driven, "c", "a.")
+    assert consumer.pull(82)
+    assert wrongly_passed(driven.store, group_of(driven)) is None
+    look(driven)
+    assert texts(driven) == []
+    driven.store.stay()
     driven.close()

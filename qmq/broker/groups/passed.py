@@ -119,6 +119,12 @@ def _beginnings(store: Store, group: Group, numbers: Numbers) -> Numbers | None:
     or depends on the filter. Raises NotInMemory and StorageError.
     """
     filters = list(group.all_filters())
+    if (
+        len(store.partitions) > 1
+        and store.leaving is not None
+        and any(one.begun_behind is store.leaving for one in filters)
+    ):
+        return None  # other partitions may have earlier messages, which it gets
     if len(filters) == 1 and filters[0].begun_behind is None and filters[0].start.kind != "time":
         rule = filters[0].start
         return np.where(numbers < rule.subjects, rule.value, 0)  # the value of "first" is 0
