@@ -75,15 +75,16 @@ def _failing(in_flight: InFlightWindow, back: PendingDisposition) -> Sequence[Sl
     return () if back.disposition == Disposition.REJECT else in_flight.begin_failing(back.start, back.end)
 
 
-def _is_taken_back(in_flight: InFlightWindow, back: PendingDisposition) -> bool:
+def _is_taken_back(in_flight: InFlightWindow, back: PendingDisposition, consumer: str) -> bool:
     """Return whether a message went back before the program gave it this disposition, and log that."""
     if not in_flight.taken_back.size or not in_flight.taken_back.overlaps(back.start, back.end):
         return False
     is_reject = back.disposition == Disposition.REJECT
     log.log(
         logging.WARNING if is_reject else logging.INFO,
-        "this %s changes nothing: the message was taken back when an earlier one of its order key failed, and comes "
-        "again after that; `message.in_flight` tells",
+        "consumer %s: a %s changes nothing: its message was taken back when an earlier one of its order key failed, "
+        "and comes again after that; ask `message.in_flight` before you begin a message",
+        consumer,
         back.disposition.name.lower(),
     )
     return True
@@ -140,7 +141,7 @@ class NackSender:
         Cancelling the wait does not stop the sending: no consumer would get the messages otherwise.
         """
         loop, waiters = asyncio.get_running_loop(), list[asyncio.Future[None]]()
-        backs = [back for back in backs if not _is_taken_back(in_flight, back)]
+        backs = [back for back in backs if not _is_taken_back(in_flight, back, self._consumer)]
         for back in backs:
             in_flight.begin_disposition(back.start, back.end)
             waiters.append(loop.create_future())
