@@ -60,7 +60,7 @@ class Cursors:
 
     def set(self, number: int, sequence: int) -> None:
         """Set the cursor of a subject."""
-        if number >= len(self.column):
+        if number >= len(self.column) and number not in self.few:
             self._make_room(number, 1)
         if number < len(self.column):
             self.column[number] = sequence
@@ -110,19 +110,22 @@ class Cursors:
         """Return whether the column has the cursors of these subjects, once there is room for them."""
         highest = int(numbers.max(initial=0))
         if highest >= len(self.column):
-            self._make_room(highest, len(numbers) if len(numbers) <= _FEW else len(np.unique(numbers)))
+            new = set(np.unique(numbers).tolist()) - self.few.keys()
+            if new:
+                self._make_room(highest, len(new))
         return highest < len(self.column)
 
     def _make_room(self, highest: int, count: int) -> None:
         """Choose where the cursors are, for so many more subjects up to that number."""
         column, few = self.column, self.few
-        if highest >= _SHORT and count + (len(few) or int(np.count_nonzero(column))) <= _FEW:
+        end = max(highest + 1, 1 + max(few, default=0))
+        if end > _SHORT and count + (len(few) or int(np.count_nonzero(column))) <= _FEW:
             if len(column):
                 set_there = np.flatnonzero(column)
                 self.few = dict(zip(set_there.tolist(), column[set_there].tolist(), strict=True))
                 self.column = np.zeros(0, np.uint64)
             return
-        grown = np.zeros(max(1 + max(few, default=0), highest + 1, 2 * len(column), 64), np.uint64)
+        grown = np.zeros(max(end, 2 * len(column), 64), np.uint64)
         known = np.flatnonzero(column)  # pages that are not touched take no memory
         grown[known] = column[known]
         for number, sequence in few.items():

@@ -60,6 +60,20 @@ def test_a_high_number_takes_little_memory() -> None:
     assert cursors.items()[0].tolist() == [3, 900_000]
 
 
+def test_a_low_and_a_high_number_that_go_on_take_little_memory() -> None:
+    cursors = Cursors()
+    for sequence in range(1, 100):
+        for number in (3, 900_000):
+            cursors.set(number, sequence)
+            cursors.put(np.array([number, number]), np.array([0, sequence], np.uint64))
+            cursors.raise_to(np.array([3, 900_000]), np.array([sequence, sequence], np.uint64))
+    numbers = np.arange(60) * 20_000 + 5
+    for sequence in range(1, 5):
+        cursors.put(numbers, np.full(60, sequence, np.uint64))
+    assert len(cursors.column) < 1_000
+    assert (cursors.get(3), cursors.get(900_000), cursors.get(5)) == (99, 99, 4)
+
+
 def test_what_is_forgotten_writes_no_zeros_elsewhere() -> None:
     """A zero that is written where none is needed takes the memory of a page."""
     cursors = Cursors()
