@@ -4,7 +4,7 @@ SHELL := /bin/bash
 BIN := .venv/bin
 OVER_TLS := $(if $(TLS),QMQ_TEST_TLS=1 )
 .DEFAULT_GOAL := help
-.PHONY: help env env-spark env-hdfs env-ops env-console console-pictures demo serve test test-pythons coverage lint bench sim fuzz errors kills consumer-kills faults soak mutants bench-peers bench-history docs
+.PHONY: help env env-spark env-hdfs env-ops env-console env-sql console-pictures demo serve test test-pythons coverage lint bench sim fuzz errors kills consumer-kills faults soak mutants bench-peers bench-history docs
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -29,6 +29,10 @@ env-console: .venv/console-ready  ## add what clicks through the console to .ven
 .venv/console-ready: .venv/ready requirements-console.lock
 	@scripts/make-console-env
 
+env-sql: .venv/sql-ready  ## add database drivers to .venv, for the tests; installs PostgreSQL and MariaDB if there are none
+.venv/sql-ready: .venv/ready requirements-sql.lock
+	@scripts/make-sql-env
+
 demo: env  ## run a broker, real orders through it, and show the result (ARGS=... for examples/demo.py)
 	@$(BIN)/python -m examples.demo $(ARGS)
 
@@ -47,14 +51,14 @@ docs: .venv-docs/ready  ## build the site of all documents into build/site; a de
 .venv-docs/ready: .venv/ready requirements-docs.lock
 	@scripts/make-docs-env
 
-test: lint docs env-hdfs env-ops env-console  ## lint, then run every test, four at a time, since many wait (ARGS=... for pytest)
+test: lint docs env-hdfs env-ops env-console env-sql  ## lint, then run every test, four at a time, since many wait (ARGS=... for pytest)
 	@scripts/compile-tests
 	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest --numprocesses 4 --dist worksteal $(ARGS)
 
 test-pythons:  ## run a fast part of the tests on each of Python 3.11 to 3.13 (PYTHONS="3.12" for some, ARGS=... for pytest)
 	@PYTHONS="$(PYTHONS)" scripts/test-pythons $(ARGS)
 
-coverage: env-hdfs env-ops env-console  ## run every test, and list the lines that none runs (ARGS=... for pytest)
+coverage: env-hdfs env-ops env-console env-sql  ## run every test, and list the lines that none runs (ARGS=... for pytest)
 	$(BIN)/pytest --numprocesses 2 --dist worksteal --cov --cov-report=term $(ARGS)
 
 bench: env  ## measure its speed on this machine (ARGS=... for qmq bench)

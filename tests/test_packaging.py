@@ -24,7 +24,13 @@ from tests.test_readme import PROGRAM, run
 ROOT = Path(__file__).parent.parent
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 PROJECT, GROUPS = PYPROJECT["project"], PYPROJECT["dependency-groups"]
-LOCKS = ("requirements.lock", "requirements-spark.lock", "requirements-ops.lock", "requirements-console.lock")
+LOCKS = (
+    "requirements.lock",
+    "requirements-spark.lock",
+    "requirements-ops.lock",
+    "requirements-console.lock",
+    "requirements-sql.lock",
+)
 LOCK = "".join((ROOT / name).read_text("utf-8") for name in LOCKS)
 DOCS_LOCK = (ROOT / "requirements-docs.lock").read_text("utf-8")
 
