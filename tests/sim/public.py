@@ -155,9 +155,6 @@ class History:
         }
         given = {name: value for name, value in settings.items() if value is not None}
         mode = chance.choice(("reliable",) * 5 + ("at_most_once", "broadcast"))
-        if mode == "at_most_once" and self.has_processes:
-            # Not drawn: a kill of the broker soon after such a group was made. It has got messages again after that.
-            mode = "reliable"
         workers = tuple(
             (chance.random() < 0.4, f"{name}-{number}" if mode == "broadcast" or chance.random() < 0.5 else None)
             for number in range(chance.choice((1, 2, 2, 3)))

@@ -83,9 +83,11 @@ class AtMostOnce:
             files.stage(RecordKind.RESERVE, packed)
         files.write()
         reserve = Reserve(files.begin_sync(), ends)
-        for subject_filter, _ in ends:
+        for subject_filter, end in ends:
+            subject_filter.recorded = max(subject_filter.recorded, end)
             subject_filter.reserving = reserve
             subject_filter.reserves += 1
+        group.dirty = True
         return reserve
 
     def reserved(self, reserve: Reserve, error: Exception | None) -> None:
@@ -96,7 +98,6 @@ class AtMostOnce:
                 subject_filter.reserving = None
                 if error is None:
                     subject_filter.reserved = end
-                    subject_filter.group.dirty = True
 
     def block_ends(
         self, group: Group, taken: ChosenByFilter, row_cursors: Callable[[SubjectFilter], list[int]]
@@ -144,7 +145,7 @@ class AtMostOnce:
         for group in groups:
             if group.mode == AT_MOST_ONCE:
                 for subject_filter in group.all_filters():
-                    subject_filter.reserved, subject_filter.reserving = 0, None
+                    subject_filter.clear_blocks()
                 group.dirty = True
 
     # --- after a start -----------------------------------------------------------------------------------------------
@@ -165,7 +166,8 @@ class AtMostOnce:
                     )
             else:
                 self._pass_sequences(subject_filter, begin)
-            subject_filter.reserved = max(subject_filter.reserved, end)  # lower where the record of a seek is lost
+            # Lower where the record of a seek is lost.
+            subject_filter.reserved = subject_filter.recorded = max(subject_filter.recorded, end)
 
     def resume(self, groups: Iterable[Group], *, lost: bool) -> None:
         """Move the groups behind their blocks after all records; with *lost* records, behind everything."""
@@ -174,7 +176,7 @@ class AtMostOnce:
                 continue
             for subject_filter in group.all_filters():
                 end = 1 << 62 if lost else subject_filter.reserved
-                subject_filter.reserved = 0
+                subject_filter.clear_blocks()
                 subject_filter.find_lanes(self._store)
                 if is_exact(subject_filter.prefix) and (subject_filter.exact or end < _STAMPS_FROM_US):
                     # Also a block of a subject that has had one lane when the block was written.

@@ -104,8 +104,8 @@ class SubjectFilter:
         self.ordinal = ordinal
         self.number: int | None = None  # the number of an exact subject, once it exists
         #: In an at_most_once group: a start skips all messages up to this stamp (exact subject: sequence), and the
-        #: write that is raising it.
-        self.reserved = 0
+        #: write that is raising it. Records say so up to ``recorded``, before they are on disk.
+        self.reserved = self.recorded = 0
         self.reserving: object = None
         self.reserves = 0  # since a message was handed out
         #: For an exact subject with one partition: no message is left before that row, unless its cursor says so.
@@ -166,6 +166,10 @@ class SubjectFilter:
     def with_lanes(self) -> Iterator[SubjectFilter]:
         """Return the filter and those of its other lanes."""
         return itertools.chain((self,), self.lanes.values())
+
+    def clear_blocks(self) -> None:
+        """Forget the blocks of an at_most_once group, also one whose write has not ended."""
+        self.reserved, self.recorded, self.reserving = 0, 0, None
 
     def first_cursors(self) -> tuple[list[int], list[int]]:
         """Return its row cursors, or those of one of its other lanes where they lie before, and their positions."""
@@ -339,7 +343,8 @@ class Group:
         )  # fmt: skip
         subject_filter.begun_behind = begin.leaving
         if before is not None:
-            subject_filter.reserved = before.reserved  # a start skips that block even so
+            # A start skips these blocks even so.
+            subject_filter.reserved, subject_filter.recorded = before.reserved, before.recorded
         self.filters[prefix] = self._by_ordinal[ordinal] = subject_filter
         self.dirty = True
         return subject_filter
@@ -385,7 +390,7 @@ class Group:
             subject_filter.positions[:] = begin.positions
             subject_filter.arrived.clear()
             subject_filter.scan = None
-            subject_filter.reserved, subject_filter.reserving = 0, None
+            subject_filter.clear_blocks()
         self.dirty = True
         self.packed_bytes, self.packed_cursors, self.packed_sum, self.unaccounted = b"", 0, 0, 0
         if self.ledger is not None:
@@ -483,7 +488,7 @@ class Group:
                         subject_filter.ordinal,
                         tuple(subject_filter.start),
                         _filter_positions(store, subject_filter, visible),
-                        subject_filter.reserved,
+                        subject_filter.recorded,  # no start reads the records before the checkpoint
                         subject_filter.prefix in self.ended,
                         [
                             (kind, _filter_positions(store, lane, visible))
@@ -519,7 +524,7 @@ class Group:
         for prefix, ordinal, start, positions, reserved, has_ended, lanes in packed["filters"]:
             begin = GroupStart(StartRule(*start), *_rows_at(store, positions))
             subject_filter = self.follow(prefix, begin, ordinal)
-            subject_filter.reserved = reserved
+            subject_filter.reserved = subject_filter.recorded = reserved
             for kind, positions_of_lane in lanes:
                 subject_filter.add_lane(kind, *_rows_at(store, positions_of_lane))
             if has_ended:

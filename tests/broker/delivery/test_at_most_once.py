@@ -173,6 +173,41 @@ def test_nothing_is_handed_out_before_the_block_is_on_disk(tmp_path: Path, prefi
     driven.close()
 
 
+@pytest.mark.parametrize("prefix", ["", "a.x"])
+@pytest.mark.parametrize("follows", [False, True])
+def test_a_block_counts_where_a_checkpoint_comes_before_its_sync_has_ended(
+    tmp_path: Path, prefix: str, follows: bool
+) -> None:
+    """The record of the block lies before the checkpoint, so no start reads it again."""
+    driven = filled(tmp_path, 10)
+    subscription = joined(driven, prefix, max_unacked=5)
+    driven.auto_read = False
+    driven.do(driven.pull_command(subscription, max_count=3, timeout_ms=60_000))
+    if follows:  # another filter of the same prefix comes in the place of the one that the block is for
+        for prefixes in (["b"], [prefix]):
+            driven.do(Administer(1, driven.request(), "set_group", {"group": "g", "follows": prefixes}))
+    driven.checkpoint()
+    driven.auto_read = True
+    answers = [effect for effect in driven.read() if isinstance(effect, PulledMessages)]
+    got = [body for answer in answers for body in bodies_of(runs_of_answer(answer))] or taken(driven, subscription, 3)
+    assert got == many(3)
+    killed(driven)
+    assert not set(got) & set(taken(driven, joined(driven, prefix)))
+    driven.close()
+
+
+def test_a_stop_clears_a_block_whose_sync_has_not_ended(tmp_path: Path) -> None:
+    driven = filled(tmp_path, 10)
+    subscription = joined(driven, "a.", max_unacked=5)
+    driven.auto_read = False
+    driven.do(driven.pull_command(subscription, max_count=6))
+    stopped(driven)
+    driven.auto_read = True
+    assert taken(driven, joined(driven, "a.")) == many(10)
+    assert skipped(driven) == 0
+    driven.close()
+
+
 def test_a_block_that_cannot_be_synced_is_not_handed_out(tmp_path: Path) -> None:
     disk = FakeDisk()
     driven = Driven(tmp_path, disk=disk)
