@@ -39,6 +39,12 @@ class InvalidOption(UsageError):
     code = "invalid_option"
 
 
+class MissingExtra(UsageError):
+    """The packages of an extra of QMQ are not installed; the message says which ones, and how to install them."""
+
+    code = "missing_extra"
+
+
 class MessageTooLarge(QmqError, ValueError):
     """A message, its header or its batch is larger than the broker allows."""
 
@@ -259,6 +265,15 @@ class UnknownSubscription(QmqError):
     """A request names a subscription that its connection does not have."""
 
     code = "unknown_subscription"
+
+
+# --- databases -------------------------------------------------------------------------------------------------------
+
+
+class DatabaseFailed(QmqError):
+    """A database lacks the tables of QMQ, has those of another version, cannot be reached, or refuses a statement."""
+
+    code = "database_failed"
 
 
 # --- the files -------------------------------------------------------------------------------------------------------

@@ -147,6 +147,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     ),
     # A client in a process of its own: it knows of a broker what every client does.
     "qmq.console": (PUBLIC, "qmq.console", "qmq.durations", "qmq.errors", "qmq.names", "qmq.net.client", "qmq.version"),
+    # A user's program beside a database: what it knows of a broker is the public client.
+    "qmq.sql": (PUBLIC, "qmq.sql", "qmq.durations", "qmq.errors", "qmq.names"),
     "qmq.bench": (PUBLIC, "qmq.bench", "qmq.errors", "qmq.format", "qmq.net"),
     "qmq.cli": (
         PUBLIC,
@@ -162,6 +164,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "qmq.net",
         "qmq.restore",
         "qmq.settings",
+        "qmq.sql",
         "qmq.tokens",
         "qmq.storage.disk.disk",
         "qmq.storage.verify.repair",

@@ -9,14 +9,8 @@ import click
 
 from qmq.cli.common.connect import run, server_option
 from qmq.cli.common.standard_streams import echo_ready
-from qmq.errors import InvalidOption, UsageError
+from qmq.errors import InvalidOption, MissingExtra
 from qmq.logs import log_to_stderr
-
-
-class MissingExtra(UsageError):
-    """The packages of the extra ``qmq[console]`` are not installed."""
-
-    code = "missing_extra"
 
 
 @click.command(short_help="Show brokers in a browser.")
