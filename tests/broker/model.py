@@ -19,7 +19,8 @@ these: it makes messages ready again, and retries and dead letters stay.
 - A group with tags is through with messages that have none of them: such a message is filtered where a pull comes to
   it, as a new message or a retry, or a consumer asks for it again. A message that has expired is handed out then as
   well, and is a dead letter at once. Which of them a pull comes to is left to the broker: its records say so.
-- A nack or release takes back what its consumer has behind it in the slot of its order key, as releases with its delay.
+- A nack or release takes back what its consumer has behind it in the slot of its order key, as releases with its delay;
+  also the nack of a last attempt, without a delay.
 - Pulls of messages with priorities and order keys follow the rules of model_pull.py.
 - Calls of a consumer that expired, left or was taken over from are refused, and change nothing.
 """
@@ -560,14 +561,14 @@ class Group:
                 taken.append(back)
             else:
                 refused.append(number)
-        firsts = self._first_retries(one, taken)
+        stops, firsts = self._stops(one, taken)
         followers = [
-            (sequence, firsts[slot][1])
+            (sequence, firsts[slot][1] if slot in firsts else 0)
             for sequence, each in sorted(one.in_flight.items())
             if sequence not in seen
             and (slot := each.message.slot) is not None
-            and slot in firsts
-            and each.message.sequence > firsts[slot][0]
+            and slot in stops
+            and each.message.sequence > stops[slot]
         ]
         for back in taken:
             self._hand_back(one, back, firsts, now_us)
@@ -577,21 +578,26 @@ class Group:
                 self._wait(part.values(), now_us + delay_us, state, MessageEvent.EARLIER_BACK)
         return tuple(refused)
 
-    def _first_retries(self, one: Consumer, taken: Sequence[DispositionRange]) -> dict[Slot, tuple[int, int]]:
-        """Return by slot the sequence of the first message that is to come again, and its delay."""
-        firsts = dict[Slot, tuple[int, int]]()
+    def _stops(
+        self, one: Consumer, taken: Sequence[DispositionRange]
+    ) -> tuple[dict[Slot, int], dict[Slot, tuple[int, int]]]:
+        """Return by slot the sequence of the first message that is nacked or released; and of the first one that is to
+        come again, with its delay.
+        """
+        stops, firsts = dict[Slot, int](), dict[Slot, tuple[int, int]]()
         for back in taken:
             for sequence in range(back.start, back.end):
                 message, attempt = one.in_flight[sequence][:2]
                 is_nack = back.disposition is Disposition.NACK
                 if message.slot is None or back.disposition is Disposition.REJECT:
                     continue
+                stops[message.slot] = min(message.sequence, stops.get(message.slot, message.sequence))
                 if is_nack and attempt >= self.max_attempts:
                     continue
                 if message.slot not in firsts or message.sequence < firsts[message.slot][0]:
                     delay_us = self._delay_us(attempt) if is_nack and back.delay_us is None else back.delay_us or 0
                     firsts[message.slot] = message.sequence, delay_us
-        return firsts
+        return stops, firsts
 
     def _delay_us(self, attempt: int) -> int:
         return self.delays_us[min(attempt, len(self.delays_us)) - 1]

@@ -138,10 +138,10 @@ OF_ORDER: Final = (
         "delay a release that is behind the failed message",
         "OrderSlots._delayed",
         instead(
-            "back._replace(start=begin, end=start, delay_us=first[slot][1], reason=EARLIER_FAILED)",
+            "back._replace(start=begin, end=start, delay_us=retries[slot][1], reason=EARLIER_FAILED)",
             "back._replace(start=begin, end=start)",
         ),
-        _MODEL,
+        ("tests/broker/delivery/order/test_order.py",),
     ),
     Mutant(
         "begin a narrower prefix where its slowest lane is",
@@ -359,6 +359,21 @@ OF_ORDER: Final = (
         "release in the client what follows a failed message",
         "NackSender._release_behind",
         always("back.disposition == Disposition.REJECT"),
+        _CLIENT,
+    ),
+    Mutant(
+        "take back what follows a message that is dead by its nack",
+        "order_slots:_stopping",
+        skip("yield (start, end, None)"),
+        ("tests/broker/delivery/order/test_order.py",),
+    ),
+    Mutant(
+        "let the broker choose the delay of what follows a nack",
+        "NackSender._release_behind",
+        instead(
+            "self.return_early(in_flight, start, end, delay_us)",
+            "self.return_early(in_flight, start, end, back.delay_us)",
+        ),
         _CLIENT,
     ),
     Mutant(

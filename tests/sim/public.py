@@ -144,9 +144,7 @@ class History:
     def _group(self, name: str) -> GroupPlan:
         chance, has = self.chance, self.has
         settings = {
-            # Not drawn: messages with order keys that die of their last attempt. A client that nacks one releases what
-            # it has behind it, as it does not know; what the broker sends meanwhile may reach the program too early.
-            "max_attempts": 100 if has["order keys"] else chance.choice((1, 2, 3, 16)),
+            "max_attempts": chance.choice((1, 2, 3, 16)),
             "max_unacked": chance.choice((1, 2, 8, 100, None)),
             "max_unacked_bytes": chance.choice((None, None, None, 300)),
             "retry_delays": chance.choice(([0], [0.002], [0, 0.01])),
@@ -215,10 +213,7 @@ class History:
         workers += [self._solo(crew, f"solo {number}", is_sync=is_sync) for number, is_sync in enumerate(self.solos)]
         names = [plan.name for plan in self.groups if plan.mode == "reliable"]
         most = len(self.messages) * len(self.groups)
-        boss = Boss(
-            self.record, crew, self.brokers, self._own_chance("boss"), names, most, 4 * self.retains,
-            has_order_keys=self.has["order keys"],
-        )  # fmt: skip
+        boss = Boss(self.record, crew, self.brokers, self._own_chance("boss"), names, most, 4 * self.retains)
         async with asyncio.TaskGroup() as tasks:
             for worker in workers:
                 tasks.create_task(worker.run(self.brokers.url, {}))

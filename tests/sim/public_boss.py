@@ -82,8 +82,7 @@ class Boss:
     """Does things that its chance has chosen, each once so many messages were taken, or after a moment."""
 
     def __init__(
-        self, record: Record, crew: Crew, brokers: Any, chance: Random, names: list[str], most: int, rolls: int,
-        *, has_order_keys: bool,
+        self, record: Record, crew: Crew, brokers: Any, chance: Random, names: list[str], most: int, rolls: int
     ) -> None:  # fmt: skip
         """*names* are the groups that may be changed; *most*: how many messages may be taken. Logs are rolled *rolls*
         times at least.
@@ -94,7 +93,6 @@ class Boss:
         self._chance = chance
         self._names = names
         self._removes = rolls > 0
-        self._has_order_keys = has_order_keys
         calls, count = CALLS if names else CALLS[len(GROUP_CALLS) :], chance.choice((0, 1, 3, 5))
         several = [*("roll" for _ in range(rolls)), *(chance.choice(calls) for _ in range(count))]
         self._plan = sorted((chance.randrange(most + 1), call) for call in several)
@@ -164,7 +162,7 @@ class Boss:
         chance = self._chance
         match call:
             case "set_group":
-                name = chance.choice(sorted(CHANGED.keys() - ({"max_attempts"} if self._has_order_keys else set())))
+                name = chance.choice(sorted(CHANGED))
                 value = chance.choice(CHANGED[name])
                 if name == "max_attempts":
                     group.max_attempts = min(group.max_attempts, value)

@@ -74,7 +74,7 @@ class MessageEvent(enum.Enum):
     NACK = "nack"  # by the consumer, or by the broker at the ack deadline
     LAST_NACK = "last_nack"  # of attempt max_attempts
     RELEASE = "release"
-    EARLIER_BACK = "earlier_back"  # an earlier message of its slot of order keys is to come again, and it after that
+    EARLIER_BACK = "earlier_back"  # an earlier message of its slot of order keys was nacked or released
     REJECT = "reject"  # by the consumer; by the broker: it is unreadable, or of a subject no longer followed
     EXPIRE = "expire"  # its time to live is over when a pull takes it, so the broker rejects it
     LEAVE = "leave"  # its consumer leaves

@@ -2,7 +2,8 @@
 
 A slot is one lane of a subject; all its messages are handed out in stored order. While a consumer has one of them in
 flight, it alone gets others. While one of them waits as a retry, nothing behind it is handed out, and of several
-retries the first one comes first. An acked message and a dead one hold up nothing.
+retries the first one comes first. An acked message and a dead one hold up nothing; but what its consumer has behind one
+that it nacks comes again even if that one is dead.
 
 All of it follows from the messages in flight and the retries, so nothing is stored: after a start, and where it is
 ``is_stale``, ``rebuild`` of broker/delivery/order/places.py, which can read the log, builds it again.
@@ -26,8 +27,9 @@ from qmq.broker.ports.commands import DispositionRange
 from qmq.intervals import Intervals
 from qmq.net.protocol.types import Disposition
 
-#: The reason why a message comes back that its consumer has not handed back itself.
+#: The reasons why a message comes back that its consumer has not handed back itself.
 EARLIER_FAILED: Final = "an earlier message of its slot of order keys comes again first"
+EARLIER_DIED: Final = "an earlier message of its slot of order keys was nacked, and is dead"
 #: ``MessageRange.log`` is a subject's number below this.
 _PARTITIONS: Final = 1 << 31
 
@@ -343,36 +345,40 @@ class OrderSlots:
         self, member: Member, backs: list[DispositionRange], settings: ResolvedSettings
     ) -> list[DispositionRange]:
         """Return *backs*, all of them in flight, and what must go back with them: the messages behind them in their
-        slots, which nobody may have before them. These are released: they count as not taken.
+        slots, which nobody may have before them. These are released: they count as not taken. So are those behind a
+        message that is dead by its nack: the client does not know for how many attempts, and gives none to the program.
         """
         self.renew()
-        first = dict[int, tuple[int, int]]()  # by slot: the place of the first retry, and its delay
+        first = dict[int, int]()  # by slot: the place behind which all go back
+        retries = dict[int, tuple[int, int]]()  # by slot: the place of the first message that comes again, its delay
         handed = Intervals()
         for back in backs:
             handed.add(back.start, back.end)
-            for start, end, delay_us in _retries_of(member, back, settings):
+            for start, end, delay_us in _stopping(member, back, settings):
                 for _, slots, places, _ in self._between(member.number, start, end):
                     for slot, place in zip(slots.tolist(), places.tolist(), strict=True):
-                        if slot not in first or place < first[slot][0]:
-                            first[slot] = place, delay_us
+                        first[slot] = min(place, first.get(slot, place))
+                        if delay_us is not None and (slot not in retries or place < retries[slot][0]):
+                            retries[slot] = place, delay_us
         if not first:
             return backs
-        found = [one for back in backs for one in self._delayed(member, back, first)]
+        found = [one for back in backs for one in self._delayed(member, back, retries)]
         wanted = np.fromiter(first, np.int64)
         for runs in [held.runs for held in self._runs.get(member.number, ())]:
             for at in np.flatnonzero(np.isin(runs.slots, wanted)).tolist():
-                place, delay_us = first[int(runs.slots[at])]
-                start = int(runs.starts[at]) + max(0, place + 1 - int(runs.places[at]))
+                slot = int(runs.slots[at])
+                start = int(runs.starts[at]) + max(0, first[slot] + 1 - int(runs.places[at]))
+                delay_us, reason = (retries[slot][1], EARLIER_FAILED) if slot in retries else (0, EARLIER_DIED)
                 for low, high in member.in_flight.unhandled(start, max(start, int(runs.ends[at]))):
                     found += [
-                        DispositionRange(begin, stop, Disposition.RELEASE, delay_us, EARLIER_FAILED)
+                        DispositionRange(begin, stop, Disposition.RELEASE, delay_us, reason)
                         for begin, stop in handed.missing(low, high)
                     ]
                     handed.add(low, high)
         return found
 
     def _delayed(
-        self, member: Member, back: DispositionRange, first: dict[int, tuple[int, int]]
+        self, member: Member, back: DispositionRange, retries: dict[int, tuple[int, int]]
     ) -> Iterator[DispositionRange]:
         """Yield the parts of a release, those with the delay of the retry that they come behind: a client may have
         released what follows a message that it has nacked.
@@ -382,12 +388,12 @@ class OrderSlots:
             for begins, slots, places, counts in self._between(member.number, back.start, back.end):
                 columns = zip(begins.tolist(), slots.tolist(), places.tolist(), counts.tolist(), strict=True)
                 for begin, slot, place, count in columns:
-                    if slot not in first or place <= first[slot][0] or not first[slot][1]:
+                    if slot not in retries or place <= retries[slot][0] or not retries[slot][1]:
                         continue
                     if start < begin:
                         yield back._replace(start=start, end=begin)
                     start = begin + count
-                    yield back._replace(start=begin, end=start, delay_us=first[slot][1], reason=EARLIER_FAILED)
+                    yield back._replace(start=begin, end=start, delay_us=retries[slot][1], reason=EARLIER_FAILED)
         if start < back.end:
             yield back._replace(start=start)
 
@@ -407,18 +413,22 @@ def _end_of(held: _HeldRuns) -> int:
     return held.end
 
 
-def _retries_of(
+def _stopping(
     member: Member, back: DispositionRange, settings: ResolvedSettings
-) -> Iterator[tuple[int, int, int]]:  # fmt: skip
-    """Yield (start, end, delay) of the messages of one disposition that are to come again."""
+) -> Iterator[tuple[int, int, int | None]]:  # fmt: skip
+    """Yield (start, end, delay) of the messages of one disposition behind which others go back: those that come again,
+    and (delay None) those that are dead by their nack.
+    """
     if back.disposition in (Disposition.REJECT, Disposition.FILTER):
         return
-    start = back.start
+    is_nack, start = back.disposition == Disposition.NACK, back.start
     for in_flight in member.in_flight.between(back.start, back.end):
         end = start + in_flight.messages.total
-        if back.disposition == Disposition.RELEASE or in_flight.attempt < settings.max_attempts:
-            is_nack = back.disposition == Disposition.NACK and back.delay_us is None
-            yield start, end, settings.delay_us(in_flight.attempt) if is_nack else back.delay_us or 0
+        if is_nack and in_flight.attempt >= settings.max_attempts:
+            yield start, end, None
+        else:
+            is_own = is_nack and back.delay_us is None
+            yield start, end, settings.delay_us(in_flight.attempt) if is_own else back.delay_us or 0
         start = end
 
 

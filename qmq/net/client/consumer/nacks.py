@@ -183,7 +183,7 @@ class NackSender:
         timer = asyncio.get_running_loop().call_later(HELD_FOR, self._decide, number)
         self._held[number] = _Held(in_flight, parts, fail, slots, timer)
         for part in parts:
-            self._release_behind(in_flight, part._replace(delay_us=int(HELD_FOR * 1e6)))
+            self._release_behind(in_flight, part, int(HELD_FOR * 1e6))
 
     def _decide(self, number: int, *, has_stopped: bool = False) -> None:
         """Queue the dispositions of messages that were held."""
@@ -214,12 +214,16 @@ class NackSender:
         if waiters:
             await asyncio.gather(*waiters)
 
-    def _release_behind(self, in_flight: InFlightWindow, back: PendingDisposition) -> None:
-        """Release the messages behind a message in its slot of order keys: they must come after it again."""
+    def _release_behind(
+        self, in_flight: InFlightWindow, back: PendingDisposition, delay_us: int | None = None
+    ) -> None:  # fmt: skip
+        """Release the messages behind a message in its slot of order keys: they must come after it again. The broker
+        knows whether it is dead, and gives them its delay if it is not.
+        """
         if back.disposition == Disposition.REJECT:
             return
         for start, end in in_flight.behind(back.start, back.end):
-            self.return_early(in_flight, start, end, back.delay_us)
+            self.return_early(in_flight, start, end, delay_us)
 
     def return_early(self, in_flight: InFlightWindow, start: int, end: int, delay_us: int | None = None) -> None:
         """Release, in the background, messages that an earlier one of their slot of order keys holds up."""

@@ -252,6 +252,60 @@ def test_a_dead_message_lets_the_next_one_go_on(tmp_path: Path, disposition: Dis
     driven.close()
 
 
+@pytest.mark.parametrize("pulled_later", [False, True])
+def test_what_lies_behind_a_message_that_dies_of_its_last_attempt_comes_again(
+    tmp_path: Path, pulled_later: bool
+) -> None:
+    """Its client, which cannot know how many attempts the group allows, gives none of it to the program."""
+    driven = Slots(tmp_path)
+    one, two = driven.join("one", max_attempts=1), driven.join("two")
+    driven.put("k", "k", "l")
+    pulls = [driven.take(one, 1), driven.take(one, 1)] if pulled_later else [driven.take(one)]
+    assert [body for pull in pulls for body in texts(pull)] == ["k 0", "k 1"]
+    assert texts(driven.take(one)) == ["l 0"]
+    driven.put("k")
+    driven.back(one, 0)
+    again = driven.take(two)
+    assert (texts(again), attempts_of(again)) == (["k 1"], [1])
+    assert texts(driven.take(one)) == []
+    assert driven.ack(one, 2) == 0
+    driven.ack(two, 0)
+    assert texts(driven.take(two)) == ["k 2"]
+    driven.close()
+
+
+def test_what_lies_behind_a_dead_message_waits_with_the_next_one_that_comes_again(tmp_path: Path) -> None:
+    driven = Slots(tmp_path)
+    one = driven.join("one", max_attempts=2)
+    driven.put("k", "k", "k")
+    driven.back(one, *numbers_of(driven.take(one, 1)))
+    again, others = driven.take(one), driven.take(one)
+    assert attempts_of(again) + attempts_of(others) == [2, 1, 1]
+    dead, failed, _ = numbers_of(again) + numbers_of(others)
+    backs = [DispositionRange(one, one + 1, Disposition.NACK, 500_000, "it broke") for one in (failed, dead)]
+    driven.do(HandBack(one.connection, driven.request(), one.subscription, backs))
+    ledger = driven.broker.groups["g"].ledger
+    assert ledger is not None
+    assert [row.due_us - driven.now.wall_us for row in waiting_retries(ledger)] == [500_000, 500_000]
+    driven.close()
+
+
+@pytest.mark.parametrize("disposition", [Disposition.REJECT, Disposition.FILTER])
+def test_what_lies_behind_a_message_that_nobody_wants_stays_in_flight(tmp_path: Path, disposition: Disposition) -> None:
+    driven = Slots(tmp_path)
+    one = driven.join("one")
+    driven.put("k", "k")
+    assert texts(driven.take(one)) == ["k 0", "k 1"]
+    if disposition == Disposition.REJECT:
+        driven.back(one, 0, disposition)
+    else:  # only the broker gives this one
+        ledger = driven.broker.groups["g"].ledger
+        assert ledger is not None
+        ledger.hand_back(ledger.by_name["one"], [DispositionRange(0, 1, disposition, None, "")], driven.now.wall_us)
+    assert driven.ack(one, 1) == 0
+    driven.close()
+
+
 def test_of_messages_that_fail_always_the_next_one_comes_when_each_is_dead(tmp_path: Path) -> None:
     driven = Slots(tmp_path)
     one = driven.join("one", max_attempts=3)

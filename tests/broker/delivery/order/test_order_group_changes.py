@@ -123,6 +123,24 @@ def test_a_passed_ack_deadline_takes_back_a_slot_in_order(tmp_path: Path) -> Non
     driven.close()
 
 
+def test_a_passed_ack_deadline_of_a_last_attempt_takes_back_what_was_pulled_later(tmp_path: Path) -> None:
+    """Its client may still nack the first one, and gives the program none of what lies behind it then."""
+    driven = Keys(tmp_path)
+    one, two = driven.join("one", ack_deadline_us=300_000, max_attempts=1), driven.join("two")
+    driven.put("k", "k", "k")
+    assert texts(driven.take(one, 1)) == ["k 0"]
+    driven.advance(200)
+    assert texts(driven.take(one, 1)) == ["k 1"]
+    driven.alive(one, two)
+    driven.advance(200)
+    assert group_row(driven)["dead"] == 1
+    assert texts(driven.take(two, 1)) == ["k 1"]
+    assert texts(driven.take(one)) == []
+    driven.ack(two, 0)
+    assert driven.drain(one, two) == ["k 2"]
+    driven.close()
+
+
 @STOPS
 def test_a_slot_of_a_subject_that_is_followed_no_more_is_let_go(tmp_path: Path, stop: Callable[[Keys], None]) -> None:
     driven = Keys(tmp_path)

@@ -117,6 +117,32 @@ async def test_a_pull_skips_what_an_earlier_one_brought_late_once_it_went_back()
         assert [message.body for message in await pull] == [b"other"]
 
 
+async def test_what_follows_a_dead_message_does_not_wait_for_the_delay_of_its_nack(tmp_path: Path) -> None:
+    async with running_broker(tmp_path / "data") as url, qmq.connect(url) as client:
+        await send(client, "k 0", "k 1")
+        async with client.subscribe("a.", group="g", start="first", max_attempts=1) as consumer:
+            first, _ = await consumer.pull(2, min_count=2, timeout=20)
+            await first.nack(delay=60)
+            (again,) = await consumer.pull(1, timeout=20)
+            assert (again.body, again.attempt) == (b"k 1", 1)
+
+
+async def test_what_the_broker_sent_before_a_message_died_comes_again_before_newer_ones(tmp_path: Path) -> None:
+    """The client gives it back, since it does not know that the message is dead."""
+    async with running_broker(tmp_path / "data") as url, qmq.connect(url) as client:
+        await send(client, "k 0", "k 1", "k 2")
+        async with client.subscribe("a.", group="g", start="first", max_attempts=1) as consumer:
+            (first,) = await consumer.pull(1, timeout=20)
+            nack = asyncio.ensure_future(first.nack())
+            for number in (1, 2):
+                (message,) = await consumer.pull(1, timeout=20)
+                assert message.body == b"k %d" % number
+                assert message.in_flight
+                message.ack()
+            await nack
+            await consumer.flush()
+
+
 async def test_handlers_that_run_beside_each_other_have_different_keys(tmp_path: Path) -> None:
     busy, handled, failed = set[str](), list[str](), set[str]()
 
