@@ -276,6 +276,12 @@ class DatabaseFailed(QmqError):
     code = "database_failed"
 
 
+class QueryFailed(QmqError):
+    """A query of `qmq sql` could not be carried out."""
+
+    code = "query_failed"
+
+
 # --- the files -------------------------------------------------------------------------------------------------------
 
 

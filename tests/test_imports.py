@@ -149,6 +149,16 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "qmq.console": (PUBLIC, "qmq.console", "qmq.durations", "qmq.errors", "qmq.names", "qmq.net.client", "qmq.version"),
     # A user's program beside a database: what it knows of a broker is the public client.
     "qmq.sql": (PUBLIC, "qmq.sql", "qmq.durations", "qmq.errors", "qmq.names"),
+    # Queries read the files of a directory or an archive, and the logs of brokers, as Spark does.
+    "qmq.sql.query": (
+        PUBLIC,
+        "qmq.errors",
+        "qmq.sql.query",
+        "qmq_spark.parquet.read",
+        "qmq_spark.plan",
+        "qmq_spark.read",
+        "qmq_spark.schema",
+    ),
     "qmq.bench": (PUBLIC, "qmq.bench", "qmq.errors", "qmq.format", "qmq.net"),
     "qmq.cli": (
         PUBLIC,
@@ -180,11 +190,12 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
 
 SCREEN = ("click", "rich")
 WEB = ("jinja2", "prometheus_client", "starlette", "uvicorn")
+DATABASES = ("django", "duckdb", "sqlalchemy")
 OUTSIDE = ("asyncio", "os", "pydantic", "random", "socket", "threading", "time", "uvloop")
 
 #: What a module must not import of the world: rules have no clock and no sockets, formats do no I/O.
 MAY_NOT_IMPORT: dict[str, tuple[str, ...]] = {
-    "qmq": (*SCREEN, "pydantic", "pyspark"),
+    "qmq": (*SCREEN, *DATABASES, "pydantic", "pyspark"),
     "qmq.format": (*SCREEN, *OUTSIDE, "mmap"),
     "qmq.storage": (*SCREEN, "asyncio", "pydantic", "random", "uvloop"),
     "qmq.broker": (*SCREEN, *OUTSIDE),
@@ -193,7 +204,8 @@ MAY_NOT_IMPORT: dict[str, tuple[str, ...]] = {
     "qmq_spark": (*SCREEN, "asyncio", "pydantic", "socket", "uvloop"),
     "qmq.settings": (*SCREEN, "asyncio", "socket"),
     "qmq.tokens": (*SCREEN, "asyncio", "socket"),
-    "qmq.cli": ("pyspark",),
+    "qmq.cli": (*DATABASES, "pyspark"),
+    "qmq.sql": (*SCREEN, "pyspark"),
     # `qmq top` has them too, and works without the extra.
     "qmq.console.snapshot": (*SCREEN, *WEB, "asyncio", "time"),
     "qmq.console.history": (*SCREEN, *WEB, "asyncio", "time"),

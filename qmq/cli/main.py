@@ -9,6 +9,7 @@ with ending_at_once():  # this is the first module of QMQ that a command imports
     import importlib
     import sys
     from collections.abc import Mapping
+    from keyword import iskeyword
     from typing import Any, Final, NamedTuple
 
     import click
@@ -26,8 +27,8 @@ class Command(NamedTuple):
     help: str
 
 
-#: The commands in the order of ``qmq --help``. Each is a click command in a module of the same name. The help is
-#: repeated here so that listing the commands imports none of them.
+#: The commands in the order of ``qmq --help``. Each is a click command in a module of the same
+#: name (``python_name``). The help is repeated here so that listing the commands imports none of them.
 COMMANDS: Final = {
     "serve": Command("operate", "Run a broker on a data directory."),
     "config": Command("operate", "Show every setting of serve, its default and what it does."),
@@ -42,6 +43,7 @@ COMMANDS: Final = {
     "find": Command("find", "Find stored messages by id, key, time or text."),
     "cancel": Command("messages", "Cancel a delayed message."),
     "trace": Command("find", "Show what has become of messages, or what a consumer did."),
+    "sql": Command("sql", "Query messages with SQL, or print the tables of outbox and inbox."),
     "resend": Command("find", "Hand stored messages out again."),
     "subjects": Command("manage", "List subjects, or show one."),
     "groups": Command("manage", "List groups; show, change, seek and delete one."),
@@ -90,6 +92,11 @@ _OTHER_WORDS: Final = {
 }
 
 
+def python_name(name: str) -> str:
+    """Return the name of a command's module, and of the command in it."""
+    return name.replace("-", "_") + "_" * iskeyword(name)
+
+
 class LazyGroup(CommandGroup):
     """A group of commands that imports each when it is called."""
 
@@ -101,7 +108,7 @@ class LazyGroup(CommandGroup):
             return None
         if cmd_name != "serve":  # a broker lives on, and sees to them itself
             deliver_hangups()
-        name = cmd_name.replace("-", "_")
+        name = python_name(cmd_name)
         with ending_at_once():
             command = getattr(importlib.import_module(f"qmq.cli.{COMMANDS[cmd_name].folder}.{name}"), name)
         assert isinstance(command, click.Command), cmd_name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -18,8 +19,9 @@ from qmq.archive.keys import looked_up
 from qmq.archive.locations import files_at
 from qmq.archive.segments import SegmentSource
 from qmq.errors import InvalidOption
-from qmq.format.hashing import key_hash
-from qmq.format.layout import SEGMENT_HEADER_SIZE
+from qmq.format.hashing import hash_bytes, key_hash
+from qmq.format.ids import MessageId
+from qmq.format.layout import MESSAGE_ID, SEGMENT_HEADER_SIZE
 from qmq_spark.read import SegmentRange, Wanted
 
 #: A partition of a store: store id and number.
@@ -127,8 +129,8 @@ def plan(
             continue
         first = in_files.get(SegmentKey(segment.store_id.hex(), segment.partition, segment.base), segment.base)
         own = [(first, segment.end)] if spans is None else spans.get(segment.partition_key, ())
-        if wanted.keys is not None and spans is None:
-            own = _with_keys(source.files, segment, wanted.keys, first)
+        if spans is None and (wanted.keys is not None or wanted.ids is not None):
+            own = _spans_with(source.files, segment, wanted, first)
         for span in own:
             for segment_range in _ranges(source.files, segment, wanted, part_bytes, span):
                 size = segment_range.end - segment_range.start
@@ -140,13 +142,21 @@ def plan(
     return [part for part in parts if part]
 
 
-def _with_keys(files: Files, segment: SegmentSource, keys: frozenset[str], first: int) -> list[tuple[int, int]]:
-    """Return the positions from *first* on of a segment's batches that may have one of some keys, as spans between
-    batches that its outline has; all of it where there is no good key index. Raises BadBytes, StorageFailed.
+def _spans_with(files: Files, segment: SegmentSource, wanted: Wanted, first: int) -> list[tuple[int, int]]:
+    """Return the positions from *first* on of a segment's batches that may have one of the wanted ids, or else one of
+    the wanted keys, as spans between batches that its outline has; all of it where there is no good key index. Raises
+    BadBytes, StorageFailed.
     """
-    found = set[int]()
-    for key in keys:
-        positions = None if isinstance(files, BrokerFiles) else looked_up(files, segment, key_hash(key), False)
+    hashes, found = list[int](), set[int]()
+    if wanted.ids is not None:
+        for name in _parsed(wanted.ids):
+            hashes.append(hash_bytes(MESSAGE_ID.pack(*name)))  # a copy has the id as its origin id
+            if (name.store_id, name.partition) == segment.partition_key and segment.base <= name.position < segment.end:
+                found.add(name.position)
+    else:
+        hashes = [key_hash(key) for key in wanted.keys or ()]
+    for value in hashes:
+        positions = None if isinstance(files, BrokerFiles) else looked_up(files, segment, value, False)
         if positions is None:
             return [(first, segment.end)]
         found.update(positions)
@@ -156,6 +166,12 @@ def _with_keys(files: Files, segment: SegmentSource, keys: frozenset[str], first
     starts = np.unique(np.searchsorted(edges, np.array(sorted(found), np.int64), "right") - 1).tolist()
     spans = [(max(first, int(edges[at])) if at >= 0 else first, int(edges[at + 1])) for at in starts]
     return [span for span in spans if span[0] < span[1]]
+
+
+def _parsed(ids: frozenset[str]) -> Iterator[MessageId]:
+    for text in ids:
+        with suppress(InvalidOption):  # no message has it
+            yield MessageId.parse(text)
 
 
 def _ranges(

@@ -76,6 +76,8 @@ class Wanted:
     partitions: frozenset[int] | None = None
     #: Messages whose first key is one of these. Segments with a key index are read only where it has one of them.
     keys: frozenset[str] | None = None
+    #: Messages with one of these ids; segments are read as for keys.
+    ids: frozenset[str] | None = None
 
     def takes(self, subject: str) -> bool:
         """Return whether messages of *subject* are wanted."""

@@ -14,7 +14,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from qmq.cli.main import COMMANDS, Command, cli
+from qmq.cli.main import COMMANDS, Command, cli, python_name
 from qmq.errors import ConnectionLost, InvalidName, InvalidOption, QmqError, StorageFull
 
 
@@ -33,8 +33,9 @@ def put_command(monkeypatch: pytest.MonkeyPatch, raises: BaseException) -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_is_there_and_says_in_the_list_what_its_own_help_says(name: str) -> None:
-    python_name = name.replace("-", "_")
-    command = getattr(importlib.import_module(f"qmq.cli.{COMMANDS[name].folder}.{python_name}"), python_name)
+    command = getattr(
+        importlib.import_module(f"qmq.cli.{COMMANDS[name].folder}.{python_name(name)}"), python_name(name)
+    )
     assert isinstance(command, click.Command)
     assert command.name == name
     shown = CliRunner().invoke(cli, [name, "--help"])
@@ -65,8 +66,9 @@ def leaves(name: str, command: click.Command) -> Iterator[tuple[str, click.Comma
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_help_of_each_command_has_an_example(name: str) -> None:
-    python_name = name.replace("-", "_")
-    command = getattr(importlib.import_module(f"qmq.cli.{COMMANDS[name].folder}.{python_name}"), python_name)
+    command = getattr(
+        importlib.import_module(f"qmq.cli.{COMMANDS[name].folder}.{python_name(name)}"), python_name(name)
+    )
     for path, _ in leaves(name, command):
         shown = CliRunner().invoke(cli, [*path.split(), "--help"]).output
         assert re.search(rf"^  Examples?:$\n    .*qmq {path.split()[0]}\b", shown, re.MULTILINE), path
@@ -144,7 +146,7 @@ def test_handlers_of_signals_are_put_back(monkeypatch: pytest.MonkeyPatch) -> No
 
 WAITING = """
 import asyncio, sys, types, click, uvloop
-from qmq.cli.main import COMMANDS, Command, cli
+from qmq.cli.main import COMMANDS, Command, cli, python_name
 
 async def wait():
     try:

@@ -77,7 +77,7 @@ class RowWriter(Generic[R]):
     def write(self, row: R) -> None:
         """Print a row."""
         values = {name: plain(take(row)) for name, take in self._fields.items()}
-        click.echo(json_text(values) if self._as_json else "\t".join(map(_text, values.values())))
+        click.echo(json_text(values) if self._as_json else "\t".join(map(in_line, values.values())))
 
 
 def json_text(fields: Mapping[str, object]) -> str:
@@ -151,7 +151,7 @@ def show_details(
         for row in rows:
             for name, take in {**fields, **(nested or {})}.items():
                 for inner, one in _flat(name, take(row)):
-                    click.echo(f"{inner}\t{_text(plain(one))}")
+                    click.echo(f"{inner}\t{in_line(plain(one))}")
 
 
 def _flat(name: str, value: object) -> list[tuple[str, object]]:
@@ -159,7 +159,7 @@ def _flat(name: str, value: object) -> list[tuple[str, object]]:
     if isinstance(value, Mapping):
         return list(value.items())
     if isinstance(value, list) and value and isinstance(value[0], Mapping):
-        return [(name, " ".join(f"{key}={_text(plain(one))}" for key, one in row.items())) for row in value]
+        return [(name, " ".join(f"{key}={in_line(plain(one))}" for key, one in row.items())) for row in value]
     return [(name, value)]
 
 
@@ -168,13 +168,14 @@ def plain(value: object) -> Any:
     return iso(value) if isinstance(value, datetime) else value
 
 
-def _text(value: object) -> str:
+def in_line(value: object) -> str:
+    """Return a value as a line for a pipe has it: an absent one is nothing."""
     if value is None:
         return ""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, list | tuple):
-        return ",".join(map(_text, value))
+        return ",".join(map(in_line, value))
     return visible(str(value))
 
 

@@ -8,8 +8,9 @@ from pathlib import Path
 import click
 
 from qmq.cli.common.connect import run, server_option
+from qmq.cli.common.extras import needing_extra
 from qmq.cli.common.standard_streams import echo_ready
-from qmq.errors import InvalidOption, MissingExtra
+from qmq.errors import InvalidOption
 from qmq.logs import log_to_stderr
 
 
@@ -57,12 +58,8 @@ def console(
     log_to_stderr(log_format, log_level)  # type: ignore[arg-type]  # one of the choices
     if (tls_cert_file is None) != (tls_key_file is None):
         raise InvalidOption("give --tls-cert-file and --tls-key-file, or none of them; one file that has both, twice")
-    try:
+    with needing_extra("console", "the console"):
         from qmq.console.serve import serve
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] == "qmq":
-            raise
-        raise MissingExtra(f"the console needs {error.name}: pip install 'qmq[console]'") from error
 
     def ready(url: str) -> None:
         echo_ready(f"ready on {url}", "qmq.console")

@@ -1,1 +1,1 @@
-"""``qmq sql``, ``qmq import`` and ``qmq outbox``: SQL over messages, queues of tables, and messages out of a database."""
+"""Commands that speak SQL: queries, imports of queues that lie in tables, and the outbox."""

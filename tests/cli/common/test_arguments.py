@@ -11,7 +11,7 @@ import pytest
 
 import qmq
 from qmq.cli.common.arguments import Seconds, number_of, text_of, whole_number_of
-from qmq.cli.main import COMMANDS
+from qmq.cli.main import COMMANDS, python_name
 from qmq.errors import InvalidOption
 from tests.broker_process import BrokerProcess, broker_process
 from tests.cli.commands import qmq as run
@@ -63,12 +63,13 @@ CALLS: dict[str, list[str]] = {
     "restore": ["--from", "archive", "--yes"],
     "bench": ["--only", "nothing"],
     "completion": ["bash"],
+    "sql query": ["SELECT 1"],
 }
 
 
 def command_of(name: str) -> click.Command:
     first, _, second = name.partition(" ")
-    module = first.replace("-", "_")
+    module = python_name(first)
     command: click.Command = getattr(importlib.import_module(f"qmq.cli.{COMMANDS[first].folder}.{module}"), module)
     if second:
         assert isinstance(command, click.Group)

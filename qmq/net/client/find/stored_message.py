@@ -59,6 +59,9 @@ class StoredMessage:
     #: The bytes of header (keys, tags, properties) and body.
     size: int = 0
     broker: str = ""
+    #: Where it lies in the log of its broker: the partition, and its position there.
+    partition: int = 0
+    position: int = 0
 
     @property
     def key(self) -> str | None:
@@ -126,6 +129,8 @@ def stored_message(run: Run, index: int, broker: str, delayed: MessageId | None 
         app=source.app,
         size=int(run.lengths()[index]),
         broker=broker,
+        partition=run.origin.partition,
+        position=run.origin.position + run.ordinal + index,
     )
 
 

@@ -1,0 +1,188 @@
+"""Write the rows of a query: a table on a terminal, lines, JSON, CSV, or a Parquet file."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from qmq.cli.common.formatting import iso, number, visible
+from qmq.cli.common.listing import MOST_ROWS, in_line, json_text
+from qmq.cli.messages.message_text import text_or_base64
+from qmq.errors import InvalidOption
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from qmq.sql.query.database import Result
+
+#: The most characters of a value in a table on a terminal.
+_MOST_SHOWN: Final = 200
+_DAY_S: Final = 86_400
+
+
+def print_json(batches: Iterable[pa.RecordBatch], names: Sequence[str]) -> int:
+    """Print a JSON object for each row; return their count."""
+    return _each(batches, lambda row: click.echo(json_text(dict(zip(names, row, strict=True)))))
+
+
+def print_lines(batches: Iterable[pa.RecordBatch], names: Sequence[str], *, header: bool) -> int:
+    """Print a line of values with tabs between for each row; return their count."""
+    if header:
+        click.echo("\t".join(map(visible, names)))
+    return _each(batches, lambda row: click.echo("\t".join(map(_text, row))))
+
+
+def print_csv(batches: Iterable[pa.RecordBatch], names: Sequence[str]) -> int:
+    """Print CSV with a header; return the count of rows."""
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(names)
+    return _each(batches, lambda row: writer.writerow([_in_csv(value) for value in row]))
+
+
+def print_for_people(result: Result) -> int:
+    """Print a table of the first rows, and how many there are; return their count."""
+    from qmq.cli.common.tables import print_table
+
+    rows, more = list[list[Any]](), False
+    for row in _rows(result):
+        more = len(rows) == MOST_ROWS
+        if more:
+            break
+        rows.append(row)
+    print_table(_table(rows, result.schema))
+    shown = number(len(rows), "row")
+    click.echo(f"the first {shown}; --json, --csv and --parquet FILE give all" if more else shown)
+    return len(rows)
+
+
+def write_parquet(result: Result, path: Path) -> int:
+    """Write a Parquet file, which appears under its name when it is whole; return the count of rows. Raises
+    InvalidOption for columns that such files cannot have, OSError.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    draft, count = path.with_name(f".{path.name}.{os.getpid()}"), 0
+    try:
+        with draft.open("wb") as file, pq.ParquetWriter(file, result.schema, compression="zstd") as writer:
+            for batch in result:
+                writer.write_batch(batch)
+                count += batch.num_rows
+        draft.replace(path)
+    except pa.ArrowNotImplementedError as error:
+        raise InvalidOption(f"a Parquet file cannot have a column of the result ({error}); cast it to text") from error
+    finally:
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
+    return count
+
+
+def _each(batches: Iterable[pa.RecordBatch], write: Callable[[list[Any]], object]) -> int:
+    count = 0
+    for row in _rows(batches):
+        write(row)
+        count += 1
+    return count
+
+
+def _rows(batches: Iterable[pa.RecordBatch]) -> Iterator[list[Any]]:
+    """Yield rows of values that JSON has."""
+    for batch in batches:
+        yield from map(list, zip(*map(_values, batch.columns), strict=True))
+
+
+def _values(column: pa.Array) -> list[Any]:
+    import pyarrow as pa
+
+    if pa.types.is_timestamp(column.type) and column.type.unit == "ns":  # Python has no nanoseconds
+        column = column.cast(pa.timestamp("us", column.type.tz), safe=False)
+    values: list[Any] = column.to_pylist()
+    if pa.types.is_map(column.type):
+        values = [None if value is None else dict(value) for value in values]
+    kind = column.type
+    if pa.types.is_string(kind) or pa.types.is_integer(kind) or pa.types.is_boolean(kind):
+        return values
+    return [plain_value(value) for value in values]
+
+
+def plain_value(value: Any) -> Any:
+    """Return a value as JSON has it: times as texts, durations as seconds, bytes as text or in base64."""
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, bytes):
+        return text_or_base64(value)
+    if isinstance(value, datetime):
+        return iso(value) if value.tzinfo is not None else value.isoformat(timespec="microseconds")
+    if isinstance(value, date | time):
+        return value.isoformat()
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, Decimal):
+        return int(value) if value == value.to_integral_value() else float(value)
+    if isinstance(value, dict):
+        return {str(plain_value(name)): plain_value(part) for name, part in value.items()}
+    if hasattr(value, "nanoseconds"):  # an interval of DuckDB
+        seconds = value.days * _DAY_S + value.nanoseconds / 1e9
+        return f"{value.months} months {seconds} s" if value.months else seconds
+    if isinstance(value, list | tuple):
+        return [plain_value(part) for part in value]
+    return str(value)
+
+
+def _text(value: Any) -> str:
+    """Return a value for a line."""
+    is_nested = isinstance(value, dict) or (
+        isinstance(value, list) and any(isinstance(part, list | dict) for part in value)
+    )
+    return visible(_json(value)) if is_nested else in_line(value)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _in_csv(value: Any) -> Any:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return _json(value) if isinstance(value, list | dict) else value
+
+
+def _table(rows: Sequence[Sequence[Any]], schema: pa.Schema) -> Any:
+    import pyarrow as pa
+    from rich.box import HORIZONTALS
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(box=HORIZONTALS, pad_edge=False, collapse_padding=True)
+    numeric = [pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
+               for kind in schema.types]  # fmt: skip
+    for name, is_number in zip(schema.names, numeric, strict=True):
+        if is_number:
+            table.add_column(escape(visible(name)), justify="right", no_wrap=True)
+        else:
+            table.add_column(escape(visible(name)), overflow="fold", min_width=13)
+    for row in rows:
+        table.add_row(*map(_cell, row))
+    return table
+
+
+def _cell(value: Any) -> str:
+    from rich.markup import escape
+
+    text = _text(value)
+    if len(text) > _MOST_SHOWN:
+        text = f"{text[:_MOST_SHOWN]}… ({len(text):,} characters)"
+    return escape(text)
