@@ -103,7 +103,7 @@ from qmq.broker.transfer.restore import Restores
 from qmq.broker.work_queue import WorkQueue
 from qmq.errors import BrokerStopping, InvalidOption, QmqError
 from qmq.format.copies.due import DUE_PRODUCER
-from qmq.format.copies.for_group import COPY_PRODUCER
+from qmq.format.copies.for_group import is_copy
 from qmq.format.layout import DELAY_PARTITION
 from qmq.storage.store import NotInMemory, PartitionDamage, Store
 
@@ -724,7 +724,7 @@ class Broker:
             upto = [self._remembered_from(partition) for partition in range(len(self._store.partitions))]
         sent = self._store.headers_since(upto), self._delaying.headers_since(seen)
         for partition, header in heapq.merge(*sent, key=lambda found: found[1].stored_at_us):
-            if header.producer_id in (DUE_PRODUCER, COPY_PRODUCER):
+            if header.producer_id == DUE_PRODUCER or is_copy(header.producer_id):
                 continue
             self._producers.remember(
                 header.producer_id, header.producer_sequence, header.messages, header.data_crc, partition,

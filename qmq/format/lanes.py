@@ -12,6 +12,8 @@ from qmq.format.layout import LANE_HIGH, LANE_LOW, LANE_NORMAL, LANE_ORDERED, OR
 #: The lane of a priority by its name, in the order in which they are handed out.
 PRIORITIES: Final = {"high": LANE_HIGH, "normal": LANE_NORMAL, "low": LANE_LOW}
 _NAMES: Final = {lane: name for name, lane in PRIORITIES.items()}
+#: The bits of a lane of order keys that are its slot.
+SLOT_BITS: Final = ORDER_SLOTS - 1
 _LAST_LANE: Final = LANE_ORDERED + ORDER_SLOTS - 1
 
 
@@ -34,6 +36,11 @@ def kind_of(lane: int) -> int:
 def priority_of(lane: int) -> str:
     """Return the priority of messages in a lane: those with an order key have the normal one."""
     return _NAMES.get(lane, "normal")
+
+
+def slot_of(lane: int) -> int:
+    """Return the slot of a lane of order keys."""
+    return lane & SLOT_BITS
 
 
 def lane_of_key_hash(key_hash: int) -> int:

@@ -228,8 +228,8 @@ class Group:
         self.has_selected = False
         #: Messages that were filtered, by any of their lives.
         self.filtered = 0
-        #: Slots of which something was handed out since the group was last sought, and all that were there before it.
-        self.begun: set[Slot] = set()
+        #: Subjects and slots of which something was handed out since the group was last sought.
+        self.begun: set[tuple[str, Slot]] = set()
         #: The broker may forget rows of slots that it has passed, and find them in another order.
         self.forgets = False
         #: What happened of the rules of ranks and slots.
@@ -383,7 +383,7 @@ class Group:
         for message in (*handed.filtered, *(each.message for each in handed.given)):
             self.ready.remove(message)
             if (slot := message.slot) is not None:
-                self.begun.add(slot)
+                self.begun.add((message.subject, slot))
         assert all(self.fate(message, now_us) is MessageEvent.FILTER for message in handed.filtered)
         assert all(self.fate(each.message, now_us) is not MessageEvent.FILTER for each in handed.given)
         self._filter(handed.filtered, MessageState.READY)
@@ -567,8 +567,9 @@ class Group:
             for sequence, each in sorted(one.in_flight.items())
             if sequence not in seen
             and (slot := each.message.slot) is not None
-            and slot in stops
-            and each.message.sequence > stops[slot]
+            and any(
+                self.log.places[each.message] > place and sequence > before for place, before in stops.get(slot, ())
+            )
         ]
         for back in taken:
             self._hand_back(one, back, firsts, now_us)
@@ -580,23 +581,24 @@ class Group:
 
     def _stops(
         self, one: Consumer, taken: Sequence[DispositionRange]
-    ) -> tuple[dict[Slot, int], dict[Slot, tuple[int, int]]]:
-        """Return by slot the sequence of the first message that is nacked or released; and of the first one that is to
-        come again, with its delay.
+    ) -> tuple[dict[Slot, list[tuple[int, int]]], dict[Slot, tuple[int, int]]]:
+        """Return by slot places and delivery sequences of the messages that are nacked or released; and the place of
+        the first one that is to come again, with its delay.
         """
-        stops, firsts = dict[Slot, int](), dict[Slot, tuple[int, int]]()
+        stops, firsts = dict[Slot, list[tuple[int, int]]](), dict[Slot, tuple[int, int]]()
         for back in taken:
             for sequence in range(back.start, back.end):
                 message, attempt = one.in_flight[sequence][:2]
                 is_nack = back.disposition is Disposition.NACK
                 if message.slot is None or back.disposition is Disposition.REJECT:
                     continue
-                stops[message.slot] = min(message.sequence, stops.get(message.slot, message.sequence))
+                place = self.log.places[message]
+                stops.setdefault(message.slot, []).append((place, sequence))
                 if is_nack and attempt >= self.max_attempts:
                     continue
-                if message.slot not in firsts or message.sequence < firsts[message.slot][0]:
+                if message.slot not in firsts or place < firsts[message.slot][0]:
                     delay_us = self._delay_us(attempt) if is_nack and back.delay_us is None else back.delay_us or 0
-                    firsts[message.slot] = message.sequence, delay_us
+                    firsts[message.slot] = place, delay_us
         return stops, firsts
 
     def _delay_us(self, attempt: int) -> int:
@@ -618,7 +620,7 @@ class Group:
                     slot = each.message.slot
                     assert slot is not None
                     first, delay_us = firsts[slot]
-                    behind = delay_us if each.message.sequence > first else 0
+                    behind = delay_us if self.log.places[each.message] > first else 0
                     self._wait([each], now_us + behind, state, MessageEvent.RELEASE)
 
     def _nack(self, part: dict[int, InFlightMessage], back: DispositionRange, state: MessageState, now_us: int) -> None:

@@ -12,7 +12,7 @@ NORMAL: Final = 1
 LOW: Final = 2
 _RANKS: Final = {LANE_HIGH: HIGH, LANE_LOW: LOW}
 
-Slot = tuple[str, int]  # subject, lane
+Slot = int  # its lane, in all subjects
 
 
 class Message(NamedTuple):
@@ -30,7 +30,7 @@ class Message(NamedTuple):
     @property
     def slot(self) -> Slot | None:
         """The slot of its order key; None without one."""
-        return (self.subject, self.lane) if self.lane >= LANE_ORDERED else None
+        return self.lane if self.lane >= LANE_ORDERED else None
 
     @property
     def kind(self) -> int:

@@ -29,6 +29,7 @@ class Slots:
     """Which consumer has the slots of a group at a moment, and what is to come again."""
 
     def __init__(self, group: Group) -> None:
+        self._places = group.log.places
         self.owners: dict[Slot, Consumer] = {}
         self.retrying: dict[Slot, set[Message]] = defaultdict(set)
         for consumer in group.consumers.values():
@@ -51,7 +52,7 @@ class Slots:
         slot = message.slot
         if slot is None:
             return True
-        earlier = {one for one in self.retrying[slot] if one.sequence < message.sequence}
+        earlier = {one for one in self.retrying[slot] if self._places[one] < self._places[message]}
         return self.owners.get(slot, consumer) is consumer and earlier <= before
 
     def runs_of(self, consumer: Consumer, waiting: Waiting, before: set[Message]) -> Iterator[tuple[int, int]]:
@@ -187,7 +188,7 @@ class PullCheck:
     def _take_keyed(self, keyed: list[Message], most: int) -> None:
         one, slots, group = self._one, self._slots, self._group
         most = min(most, self._limit - len(self.fresh))
-        free = [message for message in keyed if slots.may_have(one, message)]
+        free = sorted((message for message in keyed if slots.may_have(one, message)), key=group.log.places.__getitem__)
         self._note_keyed(keyed)
         by_slot: dict[Slot, list[Message]] = defaultdict(list)
         for message in free:
@@ -237,8 +238,12 @@ class PullCheck:
         if self._consumers < 2:
             return len(group.log.messages)
         slots = self._slots.owners.keys() | {message.slot for message in group.ready if message.slot is not None}
-        # Nobody knows where the group has begun in a slot of which nothing was handed out since it was sought.
-        slots |= {slot for message in group.log.messages if (slot := message.slot) not in {None, *group.begun}}
+        # Nobody knows where the group has begun in a subject of which nothing was handed out since it was sought.
+        slots |= {
+            slot
+            for message in group.log.messages
+            if (slot := message.slot) is not None and (message.subject, slot) not in group.begun
+        }
         return max(1, -(-len(slots) // self._consumers) - mine)
 
     def _end_before_any(self, rest: list[Message], room: int, *, has_some: bool) -> None:

@@ -11,7 +11,7 @@ from qmq.format import keys as keys_module
 from qmq.format.batch import parse_header
 from qmq.format.build import MessageHeader, RunContent, build_batch, make_header
 from qmq.format.copies.due import cut_due, join_singles, single_of
-from qmq.format.copies.for_group import copied_batch, private_batch
+from qmq.format.copies.for_group import Origin, copied_batch, private_batch
 from qmq.format.copies.restored import restored_batches
 from qmq.format.hashing import key_hash
 from qmq.format.keys import hashes_of
@@ -76,7 +76,7 @@ def test_copies_say_that_they_have_several_keys() -> None:
     expected = [(0, key_hash("x")), (0, key_hash("y"))]
     assert found_in(one) == expected
     assert found_in(private_batch(run, 0, "g", PRODUCER, 1)) == expected
-    assert found_in(copied_batch(run, "g", 0)) == expected
+    assert found_in(copied_batch(run, "g", 0, Origin(1, 0))) == expected
     (restored,) = restored_batches([("a", run)], CREATED_US, 1 << 20)
     assert found_in(restored.buffer) == expected
 

@@ -9,7 +9,7 @@ from qmq.errors import BadBatch
 from qmq.format.batch import BatchLimits, check_batch, check_plain, entries_of, numbers_by_run, parse_header
 from qmq.format.build import RunContent, build_batch, cut_batch, make_header
 from qmq.format.copies.due import cut_due, join_singles, single_of
-from qmq.format.copies.for_group import copied_batch, private_batch
+from qmq.format.copies.for_group import Origin, copied_batch, private_batch
 from qmq.format.copies.restored import restored_batches
 from qmq.format.lanes import are_known, is_known, kind_of, lane_of_key_hash, priority_of
 from qmq.format.layout import (
@@ -153,7 +153,7 @@ def test_copies_for_a_group_and_restored_ones_keep_their_lanes() -> None:
     batch = batch_of()
     runs = stored_runs(batch, parse_header(batch))
     for run in runs:
-        copied = memoryview(copied_batch(run, "g", 1))
+        copied = memoryview(copied_batch(run, "g", 1, Origin(1, 0)))
         assert described(copied) == [(f"~g~{run.subject}", run.lane, run.count)]
         one = memoryview(private_batch(run, 0, "g", bytes(16), 1))
         assert described(one) == [(f"~g~{run.subject}", run.lane, 1)]

@@ -23,7 +23,7 @@ from qmq.format.batch import (
 )
 from qmq.format.build import RunContent, build_batch, cut_batch, make_header
 from qmq.format.copies.due import cut_due, join_singles, single_of
-from qmq.format.copies.for_group import copied_batch, private_batch
+from qmq.format.copies.for_group import Origin, copied_batch, private_batch
 from qmq.format.copies.restored import restored_batches
 from qmq.format.layout import BATCH_HEADER_SIZE, HAS_SOURCE, RUN_SIZE
 from qmq.format.pieces import Run, StoredBatch, piece_of_run, read_answer, stored_runs
@@ -184,7 +184,7 @@ def test_halves_of_a_batch_keep_the_source() -> None:
 
 def test_copies_keep_the_source_of_their_original() -> None:
     (run,) = only(stamped(batch({"a": 3}, new_source("shop-api"))))
-    for copy in (private_batch(run, 1, "g", b"h" * 16, 1), copied_batch(run, "g", 0)):
+    for copy in (private_batch(run, 1, "g", b"h" * 16, 1), copied_batch(run, "g", 0, Origin(1, 0))):
         (again,) = only(copy)
         assert set(sources([again])) == {MINE}
         assert set(sources(only(private_batch(again, 0, "g", b"i" * 16, 1)))) == {MINE}, "of a copy, too"
@@ -211,7 +211,7 @@ def test_messages_that_fall_due_keep_their_sources() -> None:
     stored = memoryview(joined.buffer)
     (run,) = stored_runs(stored, parse_header(stored))
     assert sources(only(b"".join(piece_of_run(stored, 0, 1, 3)[0]))) == [OTHERS, MINE]
-    assert sources(only(copied_batch(run, "g", 0))) == [MINE, OTHERS, MINE]
+    assert sources(only(copied_batch(run, "g", 0, Origin(1, 0)))) == [MINE, OTHERS, MINE]
     assert sources(only(private_batch(run, 1, "g", PRODUCER, 1))) == [OTHERS]
     (restored,) = restored_batches([("a", run)], CREATED_US, 1 << 20)
     assert sources(only(restored.buffer)) == [MINE, OTHERS, MINE]

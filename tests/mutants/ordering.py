@@ -13,6 +13,7 @@ _RANKS: Final = ("tests/broker/delivery/test_select_ranks.py",)
 _SLOTS: Final = ("tests/broker/groups/test_order_slots.py",)
 _SCAN: Final = ("tests/broker/delivery/order/test_scan.py",)
 _ORDER: Final = ("tests/broker/delivery/order/test_order.py",)
+_SUBJECTS: Final = ("tests/broker/delivery/order/test_order_subjects.py",)
 _WAITING: Final = ("tests/broker/delivery/order/test_order_waiting.py",)
 _RETRIES: Final = ("tests/broker/groups/test_priorities_retries.py",)
 _RETENTION: Final = ("tests/broker/delivery/order/test_order_retention.py",)
@@ -105,7 +106,7 @@ OF_ORDER: Final = (
     Mutant(
         "go back for forgotten slots in partitions that had none of their rows",
         "OrderedScan._has_room",
-        instead("first is None", "row == self._next_rows[partition]"),
+        instead("known is None", "row == self._next_rows[partition]"),
         _ORDER,
     ),
     Mutant(
@@ -199,21 +200,51 @@ OF_ORDER: Final = (
     ),
     Mutant(
         "give copies the places of their originals",
-        "place_of_copy",
-        never("header.producer_id == COPY_PRODUCER"),
+        "places:_slot_rows",
+        never("has_private and known[number]"),
         _RETENTION,
     ),
     Mutant(
         "give copies of copies the places of their originals",
-        "for_group:_place_of",
-        never("isinstance(header, Header) and header.producer_id == COPY_PRODUCER"),
+        "CopyRead._origin",
+        always("not is_private(run.subject)"),
         _RETENTION,
     ),
     Mutant(
-        "find the slot of copies that were there before it",
-        "StoreSlots.changed",
-        always("not self._copies_only or self._looked == subjects.count"),
-        ("tests/broker/delivery/order/test_order_transfer.py",),
+        "keep the order of a key over subjects",
+        "_SlotChooser._note_others",
+        always("not self._own"),
+        _SUBJECTS,
+    ),
+    Mutant(
+        "wake consumers of other subjects when a message is left out",
+        "PullSelection._free_slots",
+        never("self.passed > self.count and any(len(one.filters) < len(group.filters) for one in several)"),
+        _SUBJECTS,
+    ),
+    Mutant(
+        "leave with a consumer what it was given before a message that failed",
+        "OrderSlots.with_followers",
+        instead("max(start + before + 1 - place, sequence + 1, start)", "max(start + before + 1 - place, start)"),
+        _SUBJECTS,
+    ),
+    Mutant(
+        "begin in a subject that is followed later at its start",
+        "OrderedScan._followed",
+        never("any(row > lowest for row, lowest in zip(subject_filter.row_cursors, self._cursors, strict=True))"),
+        _SUBJECTS,
+    ),
+    Mutant(
+        "seal a batch in which a message would come before an earlier one of its order key",
+        "Accumulator._seal_disorder",
+        instead("batch.may_follow(run, key_of(header))", "True"),
+        ("tests/net/client/producer/test_accumulator.py",),
+    ),
+    Mutant(
+        "let a batch of order keys wait for those of its slots in other partitions",
+        "Intake._orders",
+        instead("np.where(lanes >= LANE_ORDERED, ~(lanes & SLOT_BITS), several).tolist()", "several.tolist()"),
+        ("tests/broker/publish",),
     ),
     Mutant(
         "choose once what a pull that chooses again has chosen",
@@ -302,7 +333,7 @@ OF_ORDER: Final = (
     Mutant(
         "go back no further than retention allows",
         "OrderedScan._read_again",
-        instead("map(max, rows, self._filter.row_cursors)", "rows"),
+        instead("map(max, rows, self._lowest())", "rows"),
         _ORDER,
     ),
     Mutant(

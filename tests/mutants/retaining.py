@@ -130,7 +130,7 @@ OF_RETENTION: Final = (
     Mutant(
         "leave copies that nobody names",
         "rewind:_stored",
-        always("header.producer_id != COPY_PRODUCER"),
+        always("not is_copy(header.producer_id)"),
         ("tests/broker/test_rotten_records.py",),
     ),
     Mutant(

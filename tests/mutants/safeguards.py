@@ -516,7 +516,7 @@ SAFEGUARDS: Final = (
     Mutant(
         "seal the batch that has a subject before another one gets messages of it",
         "Accumulator._open_for",
-        never("same_order and other != kind and (name in self._open[other].runs)"),
+        never("same_order and other != kind and (name in before.runs or (is_ordered and before.ordered))"),
         ("tests/net/client/producer/test_accumulator.py",),
     ),
     Mutant(

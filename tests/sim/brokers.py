@@ -252,9 +252,9 @@ class Brokers:
         """Nobody reaches that broker now."""
         return not self._machine_of(store).is_reached
 
-    def home_of(self, subject: str, order_key: str) -> bytes:
+    def home_of(self, order_key: str) -> bytes:
         """The store that has the messages of a subject and order key, by the rule for it."""
-        return self.machines[broker_of(self.addresses, subject, order_key)].store_id
+        return self.machines[broker_of(self.addresses, order_key)].store_id
 
     def is_in_flight(self, group: str, copy: Copy, holder: Holder) -> bool:
         """Its broker is there, and would take that one's acknowledgement."""

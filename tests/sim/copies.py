@@ -85,8 +85,8 @@ class Letter:
 class Book:
     """All that producers know, and where messages with order keys lie."""
 
-    def __init__(self, home_of: Callable[[str, str], bytes]) -> None:
-        """*home_of* returns the store that has the messages of a subject and order key, by the rule for it."""
+    def __init__(self, home_of: Callable[[str], bytes]) -> None:
+        """*home_of* returns the store that has the messages of an order key, by the rule for it."""
         self.sent: list[Sent] = []
         self.count = Counter[str]()
         self.slots = Slots()
@@ -125,7 +125,7 @@ class Book:
     def _check_home(self, message: int, store: bytes) -> None:
         sent = self.sent[message]
         assert sent.order_key is not None
-        home = self._home_of(sent.subject, sent.order_key)
+        home = self._home_of(sent.order_key)
         assert store == home, f"{message} has the order key {sent.order_key}, and is at {store.hex()}, not {home.hex()}"
 
     def _lies(self, message: int, copy: Copy, sequence: int | None) -> None:

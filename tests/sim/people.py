@@ -67,7 +67,7 @@ class Scene(Protocol):
     def is_away(self, store: bytes) -> bool:
         """Nobody reaches that broker now."""
 
-    def home_of(self, subject: str, order_key: str) -> bytes:
+    def home_of(self, order_key: str) -> bytes:
         """The store that has the messages of a subject and order key, by the rule for it."""
 
 
@@ -109,7 +109,7 @@ async def _send(scene: Scene, client: qmq.Client, chance: random.Random) -> None
         options["delay"] = chance.choice((0.2, 1.0, 2.5))
     numbers = [scene.book.begin(subject, priority, key, is_delayed="delay" in options) for key in keys]
     bodies = [b"%d" % number + b"." * (number % 40) for number in numbers]
-    began_at, away = scene.world.now, {key for key in keys if key and scene.is_away(scene.home_of(subject, key))}
+    began_at, away = scene.world.now, {key for key in keys if key and scene.is_away(scene.home_of(key))}
     try:
         if count == 1 and "order_keys" not in options:
             receipts: Sequence[qmq.Receipt] = [await client.send(subject, bodies[0], **options)]

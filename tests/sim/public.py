@@ -57,7 +57,7 @@ FEATURES: Final = (
     "ack of what was taken back", "sync admin", "looked at",
     "segments removed", "sessions expire",
     "consumers with one id", "seek to first", "seek to new", "seek to time", "seek to a sequence",
-    "redriven", "refused", "resent", "order of a slot is checked",
+    "redriven", "refused", "resent", "order of a slot is checked", "order over subjects is checked",
     "order of a subject is checked", "back with an earlier one of its slot",
 )  # fmt: skip
 #: Seconds that a history may take; it takes less than one.

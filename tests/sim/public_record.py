@@ -12,6 +12,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, Final
 
 from qmq import Message, Receipt, StoredMessage
@@ -54,8 +55,25 @@ class Sent:
     id: str | None = None
     #: Its sequence by the broker that stores it, once it is known.
     sequence: int | None = None
+    #: When it was stored, if its receipt says so.
+    stored_at: datetime | None = None
     #: It may be stored twice, as its receipt says.
     may_be_twice: bool = False
+
+    def is_before(self, other: Sent) -> bool:
+        """Return whether it is known to lie before another message of its slot."""
+        if self.id is None or other.id is None or self.id[:12] != other.id[:12]:
+            return False
+        if self.stored_at is not None and other.stored_at is not None:
+            return (self.stored_at, self.id) < (other.stored_at, other.id)
+        if self.place != other.place or self.sequence is None or other.sequence is None:
+            return False
+        return self.sequence < other.sequence
+
+    @property
+    def slot(self) -> tuple[str, int] | None:
+        """Broker and slot; None where it has none, or the broker is not known."""
+        return None if self.id is None or self.order_key is None else (self.id[:12], lane_of(self.order_key))
 
     @property
     def place(self) -> tuple[str, str, str | int] | None:
@@ -172,7 +190,7 @@ class Session:
         if hand.sent.order_key is None:
             return
         for other in self.hands:
-            if other.state == OPEN and other.at > hand.at and other.sent.place == hand.sent.place:
+            if other.state == OPEN and other.at > hand.at and other.sent.slot == hand.sent.slot:
                 other.state, other.ended, other.is_taken_back = BACK, self.group.record.tick(), True
                 self.group.record.note(
                     f"{self.group.name} {self.name} back {other.sent.number} behind {hand.sent.number}"
@@ -284,15 +302,13 @@ class GroupRecord:
 
     def _earlier(self, hand: Hand) -> Iterable[str]:
         """A message waits for the earlier ones of its slot."""
-        place = hand.sent.place
-        for sent in self.record.by_slot[hand.sent.subject, lane_of(hand.sent.order_key or "")]:
-            if sent is hand.sent or sent.place != place or sent.sequence is None or hand.sent.sequence is None:
-                continue
-            if sent.sequence >= hand.sent.sequence or not self.wants(sent) or self.may_expire(sent):
+        for sent in self.record.by_slot[lane_of(hand.sent.order_key or "")]:
+            if not sent.is_before(hand.sent) or not (self.follows(sent) and self.wants(sent)) or self.may_expire(sent):
                 continue
             if sent.may_be_twice or sent.begun < self.begins:
                 continue
             self.record.count["order of a slot is checked"] += 1
+            self.record.count["order over subjects is checked"] += sent.subject != hand.sent.subject
             hands = self.hands[sent.number]
             if not hands:
                 yield f"{sent} of its slot has not come"
@@ -380,7 +396,7 @@ class Record:
         self.lock = threading.RLock()
         self.count: Counter[str] = Counter()
         self.sent: dict[int, Sent] = {}
-        self.by_slot: dict[tuple[str, int], list[Sent]] = defaultdict(list)
+        self.by_slot: dict[int, list[Sent]] = defaultdict(list)
         self.groups: dict[str, GroupRecord] = {}
         #: The laws that were broken.
         self.wrongs: list[str] = []
@@ -426,7 +442,7 @@ class Record:
             sent.begun = self.tick()
             self.sent[sent.number] = sent
             if sent.order_key is not None:
-                self.by_slot[sent.subject, lane_of(sent.order_key)].append(sent)
+                self.by_slot[lane_of(sent.order_key)].append(sent)
 
     def stored(self, sent: Sent, receipt: Receipt | None = None) -> None:
         """Note that a message is stored; *receipt* None: nobody says where."""
@@ -441,6 +457,7 @@ class Record:
                 self.ids[receipt.id] = sent.number
                 if receipt.sequence is not None:
                     sent.sequence = receipt.sequence
+                    sent.stored_at = receipt.stored_at
                 sent.may_be_twice = sent.may_be_twice or receipt.maybe_duplicate
         self.came()
 

@@ -19,11 +19,11 @@ _SLOTS: Final = 4_096
 _LANES: Final = {"normal": 0, "high": 1, "low": 2}
 
 
-def broker_of(addresses: Sequence[str], subject: str, order_key: str) -> int:
+def broker_of(addresses: Sequence[str], order_key: str) -> int:
     """Return the number of the broker that has an order key, among the addresses as host:port."""
 
     def rank(number: int) -> tuple[int, str]:
-        named = b"\0".join(part.encode() for part in (addresses[number], subject, order_key))
+        named = b"\0".join(part.encode() for part in (addresses[number], order_key))
         return -int.from_bytes(blake2b(named, digest_size=8).digest(), "big"), addresses[number]
 
     return min(range(len(addresses)), key=rank)

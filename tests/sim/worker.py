@@ -40,7 +40,7 @@ class Got(NamedTuple):
     message: int
     attempt: int
     #: Subject and lane of a message with an order key.
-    slot: tuple[str, int] | None = None
+    slot: int | None = None
 
 
 class Worker:
@@ -222,7 +222,7 @@ class Worker:
         assert self.in_flight is not None
         had = []
         for run in self.in_flight.number(runs, [field for one in answer.ranges for field in one]):
-            slot = (run.subject, run.lane) if run.lane >= LANE_ORDERED else None
+            slot = run.lane if run.lane >= LANE_ORDERED else None
             for sequence, body in enumerate(run.bodies(), run.delivery_sequence):
                 message = int(bytes(body).rstrip(b"."))
                 assert any(run.subject.startswith(prefix) for prefix in self.prefixes), run.subject

@@ -166,7 +166,7 @@ class OrderEligibility:
         if slots is None:
             if lookup.looks >= MOST_LOOKS:
                 return None
-            slots = slots_of(self._order, lookup.parts(messages))
+            slots = slots_of(self._store, lookup.parts(messages))
             if len(self._order.looked_up) >= _REMEMBERED:
                 self._order.looked_up.clear()
             self._order.looked_up[messages] = slots

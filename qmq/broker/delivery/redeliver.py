@@ -103,7 +103,7 @@ class Redelivery:
             sequence = given.first
             for one in taken:
                 parts = lookup.parts(one.in_flight.messages)
-                ledger.order.given_again(member.number, ordered_runs(ledger.order, parts, sequence))
+                ledger.order.given_again(member.number, ordered_runs(self._store, parts, sequence))
                 sequence += one.total
         ranges, sequence = list[tuple[int, MessageRange]](), given.first
         for one in taken:

@@ -24,7 +24,6 @@ from qmq.broker.delivery.filters import EXPIRED, FILTERED, MATCHED, MessageFilte
 from qmq.broker.delivery.order.scan import OrderedScan
 from qmq.broker.delivery.tracker import DeliveryTracker, LeftOut
 from qmq.broker.groups.group import Group, SubjectFilter, Subscription, Waiting
-from qmq.broker.groups.member import Member
 from qmq.broker.groups.message_ranges import MessageParts, Rows, RunPart, WholeRuns, chosen_of
 from qmq.broker.groups.priorities import HIGH, LOW, NORMAL, RANKS, rank_of
 from qmq.broker.groups.settings import ResolvedSettings
@@ -87,10 +86,11 @@ class PullSelection:
         self._sizes: npt.NDArray[np.int64] = np.zeros(0, np.int64)
         self._begun: list[tuple[SubjectFilter, int]] = []
         self._marked = store.marked()
-        #: The cursors, and of the filters that were chosen from the row cursors, scans and ``passed``, as they will be.
+        #: The cursors, of the filters that were chosen from the row cursors and ``passed``, and the scan of order keys,
+        #: as they will be.
         self.cursors = ChosenCursors(group.cursors, scratch or CursorScratch())
         self._row_cursors: dict[SubjectFilter, list[int]] = {}
-        self._scans: dict[SubjectFilter, OrderedScan] = {}
+        self._scan: OrderedScan | None = None
         self._passed_exact: dict[SubjectFilter, int] = {}
         self.full = False
         #: Whether more messages are ready, but not on disk.
@@ -102,8 +102,8 @@ class PullSelection:
         #: The filter that was chosen from last.
         self.stopped_at: SubjectFilter
         self._cold: int | None = None  # the partition of the run at which the choice stopped for a read
-        #: The consumer, for messages with order keys.
-        self.consumer: Member | None = None
+        #: The consumer's subscription, for messages with order keys.
+        self.subscription: Subscription | None = None
         #: Slots that the consumer may have were left to others.
         self.left_slots = False
         self._least = need
@@ -153,26 +153,24 @@ class PullSelection:
             self._take_exact(subject_filter)
             return
         if subject_filter.kind == LANE_ORDERED:
-            self._take_ordered(subject_filter)
+            self._take_ordered()
         elif len(subject_filter.row_cursors) == 1:
             self._take_at_cursor(subject_filter)
         else:
             self._take_at_cursors(subject_filter)
 
-    def _take_ordered(self, subject_filter: SubjectFilter) -> None:
-        ledger, consumer = self._group.ledger, self.consumer
-        if ledger is None or ledger.order is None or consumer is None:
+    def _take_ordered(self) -> None:
+        ledger, subscription = self._group.ledger, self.subscription
+        if ledger is None or ledger.order is None or subscription is None:
             return
-        scan = self._scans.get(subject_filter)
-        if scan is None:
-            known = subject_filter.scan
-            scan = known.copy() if isinstance(known, OrderedScan) else OrderedScan(subject_filter, self._store)
-            self._scans[subject_filter] = scan
-        scan.take(self, ledger.order, consumer.number, ledger.consumers_there())
+        if self._scan is None:
+            known = self._group.scan
+            self._scan = known.copy() if isinstance(known, OrderedScan) else OrderedScan(self._group, self._store)
+        self._scan.take(self, ledger.order, subscription, ledger.consumers_there())
 
-    def take_rows(self, subject_filter: SubjectFilter, partitions: npt.NDArray[np.int64], rows: Rows) -> int:
+    def take_ordered(self, partitions: npt.NDArray[np.int64], rows: Rows) -> int:
         """Choose from rows of slots, in order; return how many have no messages left."""
-        taken = self._take_rows(subject_filter, partitions, rows)
+        taken = self._take_rows(None, partitions, rows)
         if self._cold is not None:
             partition, self._cold = self._cold, None
             mine = np.flatnonzero(np.broadcast_to(partitions, len(rows)) == partition)
@@ -238,13 +236,22 @@ class PullSelection:
         self.cursors.apply()
         for subject_filter, rows in self._row_cursors.items():
             subject_filter.row_cursors[:] = rows
-        for subject_filter, scan in self._scans.items():
-            subject_filter.scan = scan
-            subject_filter.row_cursors[:] = scan.row_cursors
+        if self._scan is not None:
+            self._scan.apply()
+            self._free_slots()
         for subject_filter, row in self._passed_exact.items():
             subject_filter.passed = row
         if self.passed:
             self._group.dirty = True
+
+    def _free_slots(self) -> None:
+        """Note that slots are free for consumers of other subjects, where messages before theirs were left out."""
+        group = self._group
+        several = group.subscriptions.values()
+        if self.passed > self.count and any(len(one.filters) < len(group.filters) for one in several):
+            assert group.ledger is not None
+            assert group.ledger.order is not None
+            group.ledger.order.is_freed = True
 
     def _take_at_cursor(self, subject_filter: SubjectFilter) -> None:
         store, row_cursors = self._store, self.row_cursors(subject_filter)
@@ -379,11 +386,15 @@ class PullSelection:
             self._cut(part)
         return False
 
-    def _take_rows(self, subject_filter: SubjectFilter, partitions: npt.NDArray[np.int64], rows: Rows) -> int:
-        """Choose from many rows; return how many have no messages left. *partitions* has one entry a row, or one."""
+    def _take_rows(self, subject_filter: SubjectFilter | None, partitions: npt.NDArray[np.int64], rows: Rows) -> int:
+        """Choose from many rows; return how many have no messages left. *partitions* has one entry a row, or one.
+        Without a filter, they are rows that filters of the group take.
+        """
         asked = len(rows)
         index: npt.NDArray[np.intp] | None = None
-        matches = None if subject_filter.exact else subject_filter.matches(self._store)
+        matches = None
+        if subject_filter is not None and not subject_filter.exact:
+            matches = subject_filter.matches(self._store)
         if matches is not None:
             index = np.flatnonzero(matches[rows["subject"]])
         rows, starts, index = self._unhandled(subject_filter, rows, index)
@@ -558,12 +569,16 @@ class PullSelection:
         return fits
 
     def _unhandled(
-        self, subject_filter: SubjectFilter, rows: Rows, index: npt.NDArray[np.intp] | None
+        self, subject_filter: SubjectFilter | None, rows: Rows, index: npt.NDArray[np.intp] | None
     ) -> tuple[Rows, npt.NDArray[np.int64] | None, npt.NDArray[np.intp] | None]:
         """Return the rows (of *index*) with messages at or past the cursors, and how many of each lie before these."""
         if index is not None:
             rows = chosen_of([rows], index)
-        floor = self._group.started(subject_filter, rows["subject"], self.cursors.of(rows["subject"]))
+        floor = self.cursors.of(rows["subject"])
+        if subject_filter is not None:
+            floor = self._group.started(subject_filter, rows["subject"], floor)
+        else:
+            floor = self._group.started_in_slots(self._store, rows["subject"], floor)
         firsts = rows["first_sequence"]
         if not (floor > firsts).any():
             return rows, None, index
@@ -755,12 +770,15 @@ class RankWalk:
         self._due = due
         self._has_ended = False
         self._ranked: list[list[SubjectFilter]] = [[] for _ in range(RANKS)]
+        has_slots = False
         for base in subscription.in_turn():
             for one in base.with_lanes():
-                self._ranked[rank_of(one.kind or 0)].append(one)
+                if one.kind != LANE_ORDERED or not has_slots:  # the slots of all subjects are chosen from at once
+                    self._ranked[rank_of(one.kind or 0)].append(one)
+                    has_slots = has_slots or one.kind == LANE_ORDERED
         if subscription.begins_with_order_keys:
             self._ranked[NORMAL].sort(key=lambda one: one.kind != LANE_ORDERED)
-        selection.consumer = subscription.member
+        selection.subscription = subscription
 
     @property
     def _is_over(self) -> bool:

@@ -131,6 +131,8 @@ class PullServer:
             self._answer_fast(waiting, fast)
             return None
         selection = self._selector.choose(waiting, most, need, size, due=due)
+        if selection.passed and not selection.count:
+            self._wake_freed(waiting.subscription)
         if selection.awaits_sync and selection.count < need:
             return _NONE_READY  # also past the deadline: the sync has been asked for, and wakes the pull
         if self._is_ahead(waiting, selection):

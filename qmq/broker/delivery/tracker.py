@@ -298,7 +298,7 @@ class DeliveryTracker:
         if member is None:
             return 0, 0
         if ledger.order is not None:
-            ledger.order.given(member.number, ordered_runs(ledger.order, parts, start, may_be_copies=False))
+            ledger.order.given(member.number, ordered_runs(self._store, parts, start, may_be_copies=False))
         self.ack_deadlines.start(ledger, member, self.now)
         return start, member.in_flight.next_sequence
 

@@ -63,7 +63,7 @@ class Waiting:
 
 
 class OrderScan(Protocol):
-    """The part of a subject filter that reads messages with order keys."""
+    """What is read of a group's messages with order keys."""
 
     def has_more(self) -> bool:
         """Return whether there may be messages that were not handed out."""
@@ -113,8 +113,6 @@ class SubjectFilter:
         #: For an exact subject: (partition, entry) of rows that became visible in this turn while a pull waited.
         self.arrived: list[tuple[int, EntryRow]] = []
         self.waiting: OrderedDict[int, Waiting] = OrderedDict()  # by id(Waiting), longest first
-        #: For order keys: what is read of them (broker/delivery/order/scan.py), once a pull has looked.
-        self.scan: OrderScan | None = None
         #: Bytes for it are being read; and the reads since it last got messages, so that none is repeated for ever.
         self.reading = False
         self.reads: set[object] = set()
@@ -160,7 +158,7 @@ class SubjectFilter:
             self.group, self.prefix, start, row_cursors, positions, ordinal, self, kind
         )
         added.waiting = self.waiting  # a pull waits for all lanes
-        self.group.dirty = True
+        self.group.dirty, self.group.scan = True, None
         return added
 
     def with_lanes(self) -> Iterator[SubjectFilter]:
@@ -226,8 +224,8 @@ class SubjectFilter:
 
     def has_more(self, store: Store) -> bool:
         """Return whether there may be messages that it has not handed out."""
-        if self.scan is not None:
-            return self.scan.has_more()
+        if self.kind == LANE_ORDERED and self.group.scan is not None:
+            return self.group.scan.has_more()
         if not self.exact:
             if len(self.row_cursors) == 1:
                 return self.row_cursors[0] < store.partitions[0].consumer_log.visible_row
@@ -301,6 +299,9 @@ class Group:
         #: The prefixes that it no longer follows, with their cursors, should it follow them again.
         self.ended: dict[str, SubjectFilter] = {}
         self._by_ordinal: dict[int, SubjectFilter] = {}
+        #: What is read of its messages with order keys (broker/delivery/order/scan.py), once a pull has looked; None
+        #: again when it follows something else.
+        self.scan: OrderScan | None = None
         #: The state of its messages; None for a solo consumer.
         self.ledger: Ledger | None = None
         #: Messages that it never gets: dropped by retention, expired (in a group without dead letters), or maybe handed
@@ -346,14 +347,14 @@ class Group:
             # A start skips these blocks even so.
             subject_filter.reserved, subject_filter.recorded = before.reserved, before.recorded
         self.filters[prefix] = self._by_ordinal[ordinal] = subject_filter
-        self.dirty = True
+        self.dirty, self.scan = True, None
         return subject_filter
 
     def unfollow(self, prefixes: Iterable[str]) -> list[SubjectFilter]:
         """Stop to follow these prefixes. Ranges of messages that name one of them keep their meaning."""
         ended = [self.filters.pop(prefix) for prefix in prefixes if prefix in self.filters]
         self.ended.update((subject_filter.prefix, subject_filter) for subject_filter in ended)
-        self.dirty = True
+        self.dirty, self.scan = True, None
         return ended
 
     def follows_no_more(self, subject: str) -> bool:
@@ -389,9 +390,8 @@ class Group:
             subject_filter.row_cursors[:] = begin.row_cursors
             subject_filter.positions[:] = begin.positions
             subject_filter.arrived.clear()
-            subject_filter.scan = None
             subject_filter.clear_blocks()
-        self.dirty = True
+        self.dirty, self.scan = True, None
         self.packed_bytes, self.packed_cursors, self.packed_sum, self.unaccounted = b"", 0, 0, 0
         if self.ledger is not None:
             self.ledger.totals.passed_before = self.ledger.totals.passed
@@ -459,6 +459,19 @@ class Group:
         if start.kind == "sequence" and start.value:
             unset = (cursors == 0) & (numbers < start.subjects)
             cursors[unset] = start.value
+        return cursors
+
+    def started_in_slots(
+        self, store: Store, numbers: npt.NDArray[Any], cursors: npt.NDArray[np.uint64]
+    ) -> npt.NDArray[np.uint64]:
+        """Do as ``started`` for subjects with order keys, whichever prefix takes them."""
+        for base in self.filters.values():
+            start, ordered = base.start, base.lanes.get(LANE_ORDERED)
+            if ordered is None or start.kind != "sequence" or not start.value or cursors.all():
+                continue
+            matches = ordered.matches(store)
+            assert matches is not None  # these are some lanes only
+            cursors[(cursors == 0) & (numbers < start.subjects) & matches[numbers]] = start.value
         return cursors
 
     def is_changed(self) -> bool:

@@ -518,11 +518,10 @@ class Ledger:
         in_flight = InFlightRange(MessageRange(*messages), attempt, 0)
         is_reject = disposition == Disposition.REJECT
         self.totals.handed_over += in_flight.messages.total
-        if self.order is not None:
-            self.order.came([in_flight.messages], is_new=True)
-        self.retries.add_each(
-            list(self._returning.failed(0, 0, [in_flight], is_reject, delay_us, reason, now_us)), False
-        )
+        failed = list(self._returning.failed(0, 0, [in_flight], is_reject, delay_us, reason, now_us))
+        if self.order is not None and failed:
+            self.order.came([in_flight.messages])
+        self.retries.add_each(failed, False)
 
     def bring_back(self, messages: list[MessageRange], run: bytes, start: int, end: int, now_us: int) -> None:
         """Add messages [start, end) of a restore as retries of the first attempt."""
@@ -531,7 +530,7 @@ class Ledger:
     def _bring_back(self, fields: list[int], run: bytes, start: int, end: int, now_us: int) -> None:
         self.restored.add(run, start, end)
         if self.order is not None:
-            self.order.came(unflat(fields), is_new=True)
+            self.order.came(unflat(fields))
         failure = Failure("restored", 0, 0, now_us, now_us)
         several = unflat(fields)
         self.totals.restored += sum(messages.total for messages in several)

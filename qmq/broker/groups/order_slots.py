@@ -1,9 +1,9 @@
 """Order by key in one group: which consumer has the messages of a slot, and which of them are to come again.
 
-A slot is one lane of a subject; all its messages are handed out in stored order. While a consumer has one of them in
-flight, it alone gets others. While one of them waits as a retry, nothing behind it is handed out, and of several
-retries the first one comes first. An acked message and a dead one hold up nothing; but what its consumer has behind one
-that it nacks comes again even if that one is dead.
+The messages of a slot, in all subjects that the group follows, are handed out in stored order. While a consumer has one
+of them in flight, it alone gets others. While one of them waits as a retry, nothing behind it is handed out, and of
+several retries the first one comes first. An acked message and a dead one hold up nothing; but what its consumer has
+behind one that it nacks comes again even if that one is dead.
 
 All of it follows from the messages in flight and the retries, so nothing is stored: after a start, and where it is
 ``is_stale``, ``rebuild`` of broker/delivery/order/places.py, which can read the log, builds it again.
@@ -24,52 +24,60 @@ from qmq.broker.groups.member import Member
 from qmq.broker.groups.settings import ResolvedSettings
 from qmq.broker.journal.record_types import MessageRange
 from qmq.broker.ports.commands import DispositionRange
+from qmq.format.layout import ORDER_SLOTS
 from qmq.intervals import Intervals
 from qmq.net.protocol.types import Disposition
 
 #: The reasons why a message comes back that its consumer has not handed back itself.
 EARLIER_FAILED: Final = "an earlier message of its slot of order keys comes again first"
 EARLIER_DIED: Final = "an earlier message of its slot of order keys was nacked, and is dead"
-#: ``MessageRange.log`` is a subject's number below this.
-_PARTITIONS: Final = 1 << 31
+#: The place of a message in the order of its slot: when its batch was stored, its run, and its index in the run.
+_STAMP_SHIFT: Final = 48
+_RUN_SHIFT: Final = 32
 
 Numbers = npt.NDArray[np.int64]
 
 
-class SlotOf(NamedTuple):
-    """The slot of a subject number, which is the number of that slot's messages that are no copies. The sequence of a
-    message that is no copy is its place in the slot.
-    """
-
-    slot: int
-    is_copy: bool
+def place_of(stored_at_us: int, offset: int) -> int:
+    """Return the place of a message; *offset*: see ``offset_of``."""
+    return stored_at_us << _STAMP_SHIFT | offset
 
 
-class Slots(Protocol):
-    """The slots of a store, as those of one group see them."""
+def offset_of(run: Any, index: Any) -> Any:
+    """Return the part of places that says where in its batch a message lies: message *index* of that run."""
+    return run << _RUN_SHIFT | index
 
-    def __call__(self, number: int) -> SlotOf | None:
-        """Return the slot of a subject number; None for one of other lanes."""
 
-    def foreign(self, sequence: int) -> int:
-        """Return the place of a message that is a copy of one that was never here: it comes before all others."""
+def stamp_of(place: int) -> int:
+    """Return when the batch of a message was stored, by its place; below 0 for one that was never stored here."""
+    return place >> _STAMP_SHIFT
 
-    def first_place(self, partition: int, position: int, sequence: int) -> int:
-        """Return the place of the first message of a batch of copies, which has that sequence."""
 
-    def changed(self) -> bool:
-        """Return whether a slot that was asked for has become another one: of its subject there are messages now."""
+def run_and_index_of(place: int) -> tuple[int, int]:
+    """Return the number of a message's run in its batch, and its index in that run, by its place."""
+    offset = place & ((1 << _STAMP_SHIFT) - 1)
+    return offset >> _RUN_SHIFT, offset & ((1 << _RUN_SHIFT) - 1)
+
+
+class SlotLookup(Protocol):
+    """Finds the slots of the messages of ranges."""
+
+    def __call__(self, messages: MessageRange) -> list[tuple[int, int, int]] | None:
+        """Return (slot, place of the first message, count) of each run, slot -1 for messages without an order key. None
+        where that is not known now.
+        """
 
 
 class OrderedRuns(NamedTuple):
-    """Messages of slots that one pull put in flight, by run: the delivery sequences, the slot, and the place in the
-    slot of the first message.
+    """Messages of slots that one pull put in flight, by run: the delivery sequences, the slot, and of the first message
+    when its batch was stored and its offset there.
     """
 
     starts: Numbers
     ends: Numbers
     slots: Numbers
-    places: Numbers
+    stamps: Numbers
+    offsets: Numbers
 
 
 class _HeldRuns:
@@ -84,12 +92,21 @@ class _HeldRuns:
 
 
 class SlotParts(NamedTuple):
-    """Parts of such runs: the first delivery sequence, the slot, the place in the slot, and the count of each."""
+    """Parts of such runs: the first delivery sequence, the slot, stamp and offset of the first message, and the count
+    of each.
+    """
 
     begins: Numbers
     slots: Numbers
-    places: Numbers
+    stamps: Numbers
+    offsets: Numbers
     counts: Numbers
+
+    def rows(self) -> Iterator[tuple[int, int, int, int]]:
+        """Yield the first delivery sequence, the slot, the place and the count of each part."""
+        columns = (column.tolist() for column in self)
+        for begin, slot, stamp, offset, count in zip(*columns, strict=True):
+            yield begin, slot, place_of(stamp, offset), count
 
 
 class SlotMessages(NamedTuple):
@@ -100,19 +117,24 @@ class SlotMessages(NamedTuple):
     end: int
 
 
+class HeldSlots(NamedTuple):
+    """Which slots are held, by number: bool[ORDER_SLOTS], and how many of them by one consumer."""
+
+    are_held: npt.NDArray[np.bool_]
+    own: int
+
+
 class OrderSlots:
     """The slots of one group."""
 
-    def __init__(
-        self, slots: Slots, rebuild: Callable[[OrderSlots], None]
-    ) -> None:  # fmt: skip
+    def __init__(self, lookup: SlotLookup, rebuild: Callable[[OrderSlots], None]) -> None:
         """*rebuild* tells everything anew, after a ``clear``."""
-        self.slots = slots
+        self._lookup = lookup
         self._rebuild = rebuild
         #: By slot: the number of the consumer that has messages in flight, and how many.
-        self._owners: npt.NDArray[np.uint32] = np.zeros(0, np.uint32)
-        self._in_flight: npt.NDArray[np.uint32] = np.zeros(0, np.uint32)
-        self._is_retrying: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)
+        self._owners = np.zeros(ORDER_SLOTS, np.uint32)
+        self._in_flight = np.zeros(ORDER_SLOTS, np.uint32)
+        self._is_retrying = np.zeros(ORDER_SLOTS, np.bool_)
         #: By slot: the places of the messages that are to come again.
         self._retrying: dict[int, Intervals] = {}
         #: Slots with several retries of one message: a seek back has handed it out beside an earlier retry of it.
@@ -136,26 +158,22 @@ class OrderSlots:
 
     def renew(self) -> None:
         """Build it again if it is stale."""
-        if self.is_stale or self.slots.changed():
+        if self.is_stale:
             self.clear()
             self._rebuild(self)
-
-    def upto(self, count: int) -> None:
-        """Make room for slots below *count*."""
-        if len(self._owners) < count:
-            size = max(count, 2 * len(self._owners), 64)
-            self._owners = _grown(self._owners, size)
-            self._in_flight = _grown(self._in_flight, size)
-            self._is_retrying = _grown(self._is_retrying, size)
 
     # --- questions ---------------------------------------------------------------------------------------------------
 
     def may_have(self, consumer: int, slots: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-        """Return which of the slots' new messages a consumer may have; see ``upto``."""
+        """Return which of the slots' new messages a consumer may have."""
         owners = self._owners[slots]
         allowed: npt.NDArray[np.bool_] = (owners == 0) | (owners == consumer)
         allowed &= ~self._is_retrying[slots]
         return allowed
+
+    def held_by(self, consumer: int) -> HeldSlots:
+        """Return which slots some consumer, or a retry, holds, and how many the consumer does."""
+        return HeldSlots((self._owners != 0) | self._is_retrying, self.count_of(consumer))
 
     def owners_of(self, slots: npt.NDArray[Any]) -> npt.NDArray[np.uint32]:
         """Return the consumer that has messages of each slot in flight; 0: none."""
@@ -171,7 +189,6 @@ class OrderSlots:
         """Return whether a consumer may have a slot's retries from place *start* on now: nobody else has messages of
         the slot in flight, and the answer has every earlier retry already. *before* are the places of those it has.
         """
-        self.upto(slot + 1)
         if self._owners[slot] not in (0, consumer):
             return False
         for low, high in self._retrying.get(slot, ()):
@@ -186,13 +203,16 @@ class OrderSlots:
         """Whether any messages of slots are to come again."""
         return bool(self._retrying)
 
+    def has_retry(self, slot: int) -> bool:
+        """Return whether messages of a slot are to come again."""
+        return slot in self._retrying
+
     def first_retry(self, slot: int) -> int | None:
         """Return the place of the first message of a slot that is to come again; None without one."""
         return next((start for start, _ in self._retrying.get(slot, ())), None)
 
     def owner(self, slot: int) -> int:
         """Return the number of the consumer that has messages of a slot in flight; 0: none."""
-        self.upto(slot + 1)
         return int(self._owners[slot])
 
     def taken(self) -> Numbers:
@@ -210,8 +230,8 @@ class OrderSlots:
     def slots_in_flight(self, consumer: int, start: int, end: int) -> list[int]:
         """Return the slots that a consumer holds by messages that had the delivery sequences [start, end)."""
         found = set[int]()
-        for _, slots, _, _ in self._between(consumer, start, end):
-            found.update(slots[self._owners[slots] == consumer].tolist())
+        for part in self._between(consumer, start, end):
+            found.update(part.slots[self._owners[part.slots] == consumer].tolist())
         return list(found)
 
     def are_retrying(self, slots: Numbers) -> npt.NDArray[np.bool_]:
@@ -223,7 +243,7 @@ class OrderSlots:
         *most* slots at most: those that it has had for longest.
         """
         found = dict[int, int]()
-        wanted = np.zeros(len(self._owners), np.bool_)
+        wanted = np.zeros(ORDER_SLOTS, np.bool_)
         numbers = np.fromiter(slots, np.int64, len(slots))
         wanted[numbers[self._owners[numbers] == member.number]] = True
         left = min(int(np.count_nonzero(wanted)), most)
@@ -240,11 +260,8 @@ class OrderSlots:
 
     def place_in_flight(self, consumer: int, slot: int, sequence: int) -> int:
         """Return the place in its slot of the message that a consumer has in flight with a delivery sequence."""
-        return next(
-            int(places[slots == slot][0])
-            for _, slots, places, _ in self._between(consumer, sequence, sequence + 1)
-            if (slots == slot).any()
-        )
+        parts = self._between(consumer, sequence, sequence + 1)
+        return next(place for part in parts for _, found, place, _ in part.rows() if found == slot)
 
     # --- messages in flight ------------------------------------------------------------------------------------------
 
@@ -252,7 +269,6 @@ class OrderSlots:
         """Note messages that a consumer has in flight from now on."""
         if not len(runs.slots):
             return
-        self.upto(int(runs.slots.max()) + 1)
         self._owners[runs.slots] = consumer
         np.add.at(self._in_flight, runs.slots, (runs.ends - runs.starts).astype(np.uint32))
         self._runs.setdefault(consumer, deque()).append(_HeldRuns(runs))
@@ -260,8 +276,7 @@ class OrderSlots:
     def given_again(self, consumer: int, runs: OrderedRuns) -> None:
         """Note retries that a consumer has in flight from now on."""
         self.given(consumer, runs)
-        columns = zip(runs.slots.tolist(), runs.places.tolist(), (runs.ends - runs.starts).tolist(), strict=True)
-        for slot, place, count in columns:
+        for _, slot, place, count in _all_of(runs).rows():
             self.is_stale = self.is_stale or slot in self._doubled  # another retry of the message may be left
             retrying = self._retrying.get(slot)
             if retrying is None:
@@ -281,7 +296,7 @@ class OrderSlots:
             held = pulls[at]
             found = _part(held.runs, start, end)
             if found is not None:
-                _, slots, _, counts = found
+                slots, counts = found.slots, found.counts
                 np.subtract.at(self._in_flight, slots, counts.astype(np.uint32))
                 free = slots[self._in_flight[slots] == 0]
                 self._owners[free] = 0
@@ -296,8 +311,8 @@ class OrderSlots:
 
     def returned(self, consumer: int, start: int, end: int) -> None:
         """Note that the delivery sequences [start, end), all of them in flight, are retries from now on."""
-        for _, slots, places, counts in list(self._between(consumer, start, end)):
-            for slot, place, count in zip(slots.tolist(), places.tolist(), counts.tolist(), strict=True):
+        for part in list(self._between(consumer, start, end)):
+            for _, slot, place, count in part.rows():
                 self.retried(SlotMessages(slot, place, place + count))
         self.settled(consumer, start, end)
 
@@ -323,23 +338,22 @@ class OrderSlots:
     def retried(self, messages: SlotMessages) -> None:
         """Note messages that are to come again."""
         slot, start, end = messages
-        self.upto(slot + 1)
         if self._retrying.setdefault(slot, Intervals()).add(start, end) < end - start:
             self._doubled.add(slot)
         self._is_retrying[slot] = True
 
-    def came(self, several: Sequence[MessageRange], *, is_new: bool = False) -> None:
-        """Note ranges that became retries without having been in flight; *is_new*: they have just been stored."""
+    def came(self, several: Sequence[MessageRange]) -> None:
+        """Note ranges that became retries without having been in flight."""
+        if self.is_stale:
+            return
         for messages in several:
-            found = None if messages.log >= _PARTITIONS else self.slots(messages.log)
-            if messages.log >= _PARTITIONS or (found is not None and found.is_copy and not is_new):
-                self.is_stale = True  # the log says what they are
+            runs = self._lookup(messages)
+            if runs is None:
+                self.is_stale = True  # the log says later what they are
                 return
-            if found is not None:
-                start = messages.first + messages.skip
-                if found.is_copy:
-                    start = self.slots.foreign(start)
-                self.retried(SlotMessages(found.slot, start, start + messages.total))
+            for slot, place, count in runs:
+                if slot >= 0:
+                    self.retried(SlotMessages(slot, place, place + count))
 
     def with_followers(
         self, member: Member, backs: list[DispositionRange], settings: ResolvedSettings
@@ -349,15 +363,15 @@ class OrderSlots:
         message that is dead by its nack: the client does not know for how many attempts, and gives none to the program.
         """
         self.renew()
-        first = dict[int, int]()  # by slot: the place behind which all go back
+        first = dict[int, list[tuple[int, int]]]()  # by slot: places and delivery sequences behind which all go back
         retries = dict[int, tuple[int, int]]()  # by slot: the place of the first message that comes again, its delay
         handed = Intervals()
         for back in backs:
             handed.add(back.start, back.end)
             for start, end, delay_us in _stopping(member, back, settings):
-                for _, slots, places, _ in self._between(member.number, start, end):
-                    for slot, place in zip(slots.tolist(), places.tolist(), strict=True):
-                        first[slot] = min(place, first.get(slot, place))
+                for part in self._between(member.number, start, end):
+                    for begin, slot, place, _ in part.rows():
+                        first.setdefault(slot, []).append((place, begin))
                         if delay_us is not None and (slot not in retries or place < retries[slot][0]):
                             retries[slot] = place, delay_us
         if not first:
@@ -366,10 +380,12 @@ class OrderSlots:
         wanted = np.fromiter(first, np.int64)
         for runs in [held.runs for held in self._runs.get(member.number, ())]:
             for at in np.flatnonzero(np.isin(runs.slots, wanted)).tolist():
-                slot = int(runs.slots[at])
-                start = int(runs.starts[at]) + max(0, first[slot] + 1 - int(runs.places[at]))
+                slot, end = int(runs.slots[at]), int(runs.ends[at])
+                start, place = int(runs.starts[at]), place_of(int(runs.stamps[at]), int(runs.offsets[at]))
+                # What came before a message that failed stays, wherever it lies: the program may have handled it.
+                start = min(max(start + before + 1 - place, sequence + 1, start) for before, sequence in first[slot])
                 delay_us, reason = (retries[slot][1], EARLIER_FAILED) if slot in retries else (0, EARLIER_DIED)
-                for low, high in member.in_flight.unhandled(start, max(start, int(runs.ends[at]))):
+                for low, high in member.in_flight.unhandled(min(start, end), end):
                     found += [
                         DispositionRange(begin, stop, Disposition.RELEASE, delay_us, reason)
                         for begin, stop in handed.missing(low, high)
@@ -385,9 +401,8 @@ class OrderSlots:
         """
         start = back.start
         if back.disposition == Disposition.RELEASE and not back.delay_us:
-            for begins, slots, places, counts in self._between(member.number, back.start, back.end):
-                columns = zip(begins.tolist(), slots.tolist(), places.tolist(), counts.tolist(), strict=True)
-                for begin, slot, place, count in columns:
+            for part in self._between(member.number, back.start, back.end):
+                for begin, slot, place, count in part.rows():
                     if slot not in retries or place <= retries[slot][0] or not retries[slot][1]:
                         continue
                     if start < begin:
@@ -405,8 +420,12 @@ def _part(runs: OrderedRuns, start: int, end: int) -> SlotParts | None:
         return None
     begins = np.maximum(runs.starts[low:high], start)
     stops = np.minimum(runs.ends[low:high], end)
-    places = runs.places[low:high] + begins - runs.starts[low:high]
-    return SlotParts(begins, runs.slots[low:high], places, stops - begins)
+    offsets = runs.offsets[low:high] + begins - runs.starts[low:high]
+    return SlotParts(begins, runs.slots[low:high], runs.stamps[low:high], offsets, stops - begins)
+
+
+def _all_of(runs: OrderedRuns) -> SlotParts:
+    return SlotParts(runs.starts, runs.slots, runs.stamps, runs.offsets, runs.ends - runs.starts)
 
 
 def _end_of(held: _HeldRuns) -> int:
@@ -438,9 +457,3 @@ def _without(intervals: Intervals, start: int, end: int) -> Intervals:
         left.add(low, min(high, start))
         left.add(max(low, end), high)
     return left
-
-
-def _grown(column: npt.NDArray[Any], size: int) -> npt.NDArray[Any]:
-    grown = np.zeros(size, column.dtype)
-    grown[: len(column)] = column
-    return grown

@@ -2,8 +2,8 @@
 
 Batches that arrive in one turn are written with one vectored write for each partition. They become visible in the order
 of the log: a batch sent with `flush` once the fdatasync that covers it is done, and no batch before those ahead of it.
-With several partitions, a batch also waits for earlier batches of its subjects in other partitions, so each subject
-becomes visible in order.
+With several partitions, a batch also waits for earlier batches of its subjects and slots of order keys in other
+partitions, so each of these becomes visible in order.
 """
 
 from __future__ import annotations
@@ -59,6 +59,7 @@ from qmq.format.batch import (
     stamp_plain,
     with_ahead,
 )
+from qmq.format.lanes import SLOT_BITS
 from qmq.format.layout import (
     BATCH_HEADER_SIZE,
     ENTRY_BATCH_FLAGS,
@@ -116,7 +117,7 @@ class Intake:
         self._repeats: list[Repeat] = []
         self._last_positions: dict[
             int, LogPosition
-        ] = {}  # end of the last batch, by subject number; with several partitions only
+        ] = {}  # end of the last batch, see _orders; with several partitions only
 
     def connected(self, command: Connected, now: Now) -> None:
         """Stamp the source of a connection into the batches that come over it, and know which come again.
@@ -444,11 +445,11 @@ class Intake:
         return self._partitions + (self.delay_log.partitions() if self.delay_log is not None else [])
 
     def _write_before(self, partition: StagedPartition, numbers: int | Numbers) -> None:
-        """Write staged batches of the same subjects in other partitions first.
+        """Write staged batches of the same subjects or slots in other partitions first.
 
         If such a write fails, its sequences are given again; so no later sequences may have been given by then.
         """
-        for number in _each(numbers):
+        for number in self._orders(numbers):
             log_position = self._last_positions.get(number)
             if (
                 log_position is not None
@@ -457,10 +458,21 @@ class Intake:
             ):
                 self._write(self._partitions[log_position[0]])
 
+    def _orders(self, numbers: int | Numbers) -> list[int]:
+        """Return what messages of these subjects become visible in the order of: the subjects, and for those with order
+        keys the slots, whatever their subjects, as numbers below 0.
+        """
+        if not self._store.subjects.has_lanes:
+            return _each(numbers)
+        several = np.atleast_1d(np.asarray(numbers, np.int64))
+        lanes = self._store.subjects.lanes[several].astype(np.int64)
+        orders: list[int] = np.where(lanes >= LANE_ORDERED, ~(lanes & SLOT_BITS), several).tolist()
+        return orders
+
     def _must_come_first(
         self, partition: StagedPartition, last_positions: dict[int, LogPosition | None]
     ) -> tuple[LogPosition, ...]:
-        """Return where earlier batches of the same subjects lie in other partitions that are not visible yet."""
+        """Return where earlier batches of the same subjects or slots lie in other partitions, and are not visible."""
         after: dict[int, int] = {}
         for log_position in last_positions.values():
             if (
@@ -524,7 +536,7 @@ class Intake:
         last_positions: dict[int, LogPosition | None] = {}
         after: tuple[LogPosition, ...] = ()
         if len(self._partitions) > 1 and partition.store is self._store:
-            last_positions = {number: self._last_positions.get(number) for number in _each(numbers)}
+            last_positions = {number: self._last_positions.get(number) for number in self._orders(numbers)}
             self._last_positions.update(dict.fromkeys(last_positions, (partition.number, end)))
             after = self._must_come_first(partition, last_positions)
         staged = StagedBatch(

@@ -12,12 +12,14 @@ import numpy as np
 import numpy.typing as npt
 
 from qmq.broker.groups.message_ranges import PARTITIONS, Rows
+from qmq.broker.groups.order_slots import offset_of
 from qmq.broker.journal.record_types import MessageRange
 from qmq.broker.retention.references import Found, SegmentTarget
 from qmq.errors import BadBatch, BadBytes
 from qmq.format.batch import clock_us_of, header_crc_of, parse_header
-from qmq.format.copies.for_group import copied_batch
+from qmq.format.copies.for_group import Origin, copied_batch, origin_of
 from qmq.format.pieces import bad_messages, stored_runs
+from qmq.format.private import is_private
 from qmq.format.run import Run
 from qmq.storage.store import OldSegment
 
@@ -159,19 +161,28 @@ class CopyRead:
             yield UnreadableMessages(messages.part(done, done + part.stop - part.start))
             return
         clock_us = clock_us_of(self._batch[1], parse_header(self._batch[1]))
+        passed = 0
         for piece in _sound(run.slice(part.start, part.stop)):
             if isinstance(piece, int):
                 yield UnreadableMessages(messages.part(done, done + piece))
-                done += piece
+                done, passed = done + piece, passed + piece
                 continue
             size = len(piece.data)
             step = max(min(_BATCH_MESSAGES, piece.count * _BATCH_BYTES // max(size, 1)), 1)
             for start in range(0, piece.count, step):
                 some = piece.slice(start, min(start + step, piece.count))
-                copy = copied_batch(some, self._group, clock_us, replayed=messages.resent)
+                origin = self._origin(row, run, part.start + passed + start)
+                copy = copied_batch(some, self._group, clock_us, origin, replayed=messages.resent)
                 yield CopiedBatch(copy, some.count)
-            done += piece.count
+            done, passed = done + piece.count, passed + piece.count
             self._size += size
+
+    def _origin(self, row: np.void, run: Run, index: int) -> Origin:
+        """Return the place of message *index* of a row, or of the message that it is a copy of."""
+        if not is_private(run.subject):
+            return Origin(int(row["stored_at_us"]), offset_of(int(row["run"]), index))
+        origin = origin_of(parse_header(self._batch[1]))  # such a batch has one run
+        return origin._replace(offset=origin.offset + index)
 
     def _run(self, row: np.void) -> Run | None:
         """Return the run of a row; None when its bytes are not those that were written."""

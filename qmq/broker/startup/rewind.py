@@ -19,7 +19,7 @@ from qmq.broker.groups.message_ranges import PARTITIONS
 from qmq.broker.journal.record_types import MessageRange, RecordKind
 from qmq.errors import BadBatch, StorageError
 from qmq.format.batch import Header, parse_header
-from qmq.format.copies.for_group import COPY_PRODUCER
+from qmq.format.copies.for_group import is_copy
 from qmq.format.layout import BATCH_HEADER_SIZE, RUN_REPLAYED
 from qmq.format.private import private_subject
 from qmq.net.protocol.types import Disposition
@@ -99,5 +99,5 @@ def _stored(store: Store, own: list[int]) -> Iterator[tuple[Header, bool]]:
             for position, flags in dict(zip(mine["position"].tolist(), mine["flags"].tolist(), strict=True)).items():
                 with suppress(BadBatch, StorageError):
                     header = parse_header(part.page_cache.peek(position, BATCH_HEADER_SIZE))
-                    if header.producer_id != COPY_PRODUCER:
+                    if not is_copy(header.producer_id):
                         yield header, bool(flags & RUN_REPLAYED)

@@ -16,7 +16,10 @@ def blocked_text(slot: BlockedSlot, now: datetime | None = None) -> str:
     seen at the time *now* (None: this one).
     """
     key = f"slot {slot.slot}" if slot.order_key is None else f"order key {visible(slot.order_key)} (slot {slot.slot})"
-    waits = f"{number(slot.waiting, 'message')} {'waits' if slot.waiting == 1 else 'wait'}"
+    waits = number(slot.waiting, "message")
+    if slot.waiting_subjects not in ((), (slot.subject,)):
+        waits += f" of {', '.join(slot.waiting_subjects)}"
+    waits += " waits" if slot.waiting == 1 else " wait"
     return f"{waits} for {key} of {slot.subject}: {_why(slot, datetime.now(UTC) if now is None else now)}"
 
 
@@ -27,6 +30,7 @@ def blocked_fields(slot: BlockedSlot) -> dict[str, object]:
         "slot": slot.slot,
         "order_key": slot.order_key,
         "waiting": slot.waiting,
+        "waiting_subjects": list(slot.waiting_subjects),
         "reason": slot.reason,
         "consumer": slot.consumer,
         "since": iso(slot.since),

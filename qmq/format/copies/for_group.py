@@ -5,7 +5,7 @@ One message becomes a batch for a handover; the messages of a run become a batch
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from crc32c import crc32c
@@ -27,12 +27,12 @@ from qmq.format.layout import (
     HAS_SOURCE,
     HAS_TAGS,
     MESSAGE_ID,
-    MESSAGE_ID_SIZE,
     OPTIONAL_COLUMNS,
+    PRODUCER_ID_SIZE,
     RUN,
     RUN_REPLAYED,
 )
-from qmq.format.private import is_private, origin_subject, private_subject
+from qmq.format.private import origin_subject, private_subject
 from qmq.format.run import Run, cut_data
 from qmq.format.source import NO_SOURCE
 from qmq.format.table import table_of
@@ -70,37 +70,47 @@ def _number(column: bytes | None) -> int:
     return 0 if column is None else int.from_bytes(column, "little")
 
 
-#: The producer of copies that are carried forward; no client has this id, since theirs are random or hashes.
-COPY_PRODUCER: Final = b"qmq: carrying on"
-#: The places of messages that came from another broker or an archive to this group alone are from here on.
-FOREIGN_PLACES: Final = 1 << 61
+#: The producer of copies that are carried forward begins so; no client has such an id, since theirs are random or
+#: hashes.
+COPY_PRODUCER: Final = b"qmq:copy"
+#: The same of messages that had come from another broker or an archive.
+_FOREIGN_PRODUCER: Final = b"qmq:from"
+#: The producer of copies that older programs made: these do not say where their originals lay.
+_OLD_COPY_PRODUCER: Final = b"qmq: carrying on"
+_OFFSET_SIZE: Final = PRODUCER_ID_SIZE - len(COPY_PRODUCER)
 
 
-def place_of_copy(header: Header, first_sequence: int) -> int:
-    """Return the place of a private batch's first message among all that were ever in its lane of the subject: the
-    sequence of the message that it is a copy of; or FOREIGN_PLACES and *first_sequence*, its own, where it came from
-    another broker or an archive.
+class Origin(NamedTuple):
+    """The place of a message in the order of the store: when its batch was stored, and its offset there, which grows
+    from run to run and from message to message.
     """
-    if header.producer_id == COPY_PRODUCER:
-        return header.producer_sequence
-    return FOREIGN_PLACES | first_sequence
+
+    stored_at_us: int
+    offset: int
+    #: It came from another broker or an archive to one group alone, and is before all messages that did not.
+    is_foreign: bool = False
 
 
-def _place_of(run: Run) -> int:
-    """Return the place of a run's first message."""
-    if not is_private(run.subject):
-        return run.first_sequence
-    header = run.origin
-    if isinstance(header, Header) and header.producer_id == COPY_PRODUCER:
-        return header.producer_sequence + run.ordinal  # such a batch has one run
-    return FOREIGN_PLACES | run.first_sequence
+def is_copy(producer_id: bytes) -> bool:
+    """Return whether a batch has copies that were carried forward."""
+    return producer_id.startswith((COPY_PRODUCER, _FOREIGN_PRODUCER)) or producer_id == _OLD_COPY_PRODUCER
 
 
-def copied_batch(run: Run, group: str, clock_us: int, *, replayed: bool = False) -> bytearray:
+def origin_of(header: Header) -> Origin:
+    """Return the place of a private batch's first message: of the one that it is a copy of, also as a copy of a copy.
+    What came from another broker or an archive, and what an older program has copied, has its own.
+    """
+    if not header.producer_id.startswith((COPY_PRODUCER, _FOREIGN_PRODUCER)):
+        return Origin(header.stored_at_us, 0, True)
+    offset = int.from_bytes(header.producer_id[-_OFFSET_SIZE:], "little")
+    return Origin(header.producer_sequence, offset, header.producer_id.startswith(_FOREIGN_PRODUCER))
+
+
+def copied_batch(run: Run, group: str, clock_us: int, origin: Origin, *, replayed: bool = False) -> bytearray:
     """Return all messages of a sound run as a batch for one group alone, ready to be stamped.
 
-    They keep lane, header, body, tags, keys, expiry, time of creation and source, and their ids as origin ids; the
-    producer sequence is the place of the first one. *clock_us* is when they were stored, by the wall clock. With
+    They keep lane, header, body, tags, keys, expiry, time of creation and source, and their ids as origin ids; producer
+    and sequence say *origin*, the place of the first one. *clock_us* is when they were stored, by the wall clock. With
     *replayed* they are marked as messages that a resend hands out again.
     """
     flags, count = (run.flags & ~HAS_DELIVER_AT) | HAS_ORIGIN_ID, run.count
@@ -122,9 +132,11 @@ def copied_batch(run: Run, group: str, clock_us: int, *, replayed: bool = False)
     run_flags = run.run_flags & RUN_REPLAYED | replayed * RUN_REPLAYED
     records = RUN.pack(0, run.lane, run_flags, 0, count, 0, len(data), crc32c(data), 0)
     size = BATCH_HEADER_SIZE + len(records) + len(table) + len(data)
+    producer_id = _FOREIGN_PRODUCER if origin.is_foreign else COPY_PRODUCER
+    producer_id += origin.offset.to_bytes(_OFFSET_SIZE, "little")
     fields = (
         BATCH_MAGIC, BATCH_VERSION, 0, flags, size, len(table), count, 1, 0, 0, run.created_at_us, 0, bytes(6),
-        COPY_PRODUCER, _place_of(run), crc32c(data), 0, bytes(8),
+        producer_id, origin.stored_at_us, crc32c(data), 0, bytes(8),
     )  # fmt: skip
     return bytearray(sealed_head(fields, records + table) + data)
 
@@ -136,4 +148,4 @@ def _absolute(times: bytes, stored_at_us: int) -> bytes:
     return column.tobytes()
 
 
-assert len(COPY_PRODUCER) == MESSAGE_ID_SIZE
+assert len(_OLD_COPY_PRODUCER) == PRODUCER_ID_SIZE

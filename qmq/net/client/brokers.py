@@ -88,11 +88,11 @@ class OrderKeyBrokers:
         self._names = [f"{address.host.lower()}:{address.port}" for address in addresses]
         self.broker_of = lru_cache(_ORDER_KEYS_KEPT)(self._broker_of)
 
-    def _broker_of(self, subject: str, order_key: str) -> int:
+    def _broker_of(self, order_key: str) -> int:
         """Return the number of the broker among the addresses: the one with the highest hash, of equal ones the one
         with the lowest name.
         """
-        rest = f"\0{subject}\0{order_key}"
+        rest = f"\0{order_key}"
         hashes = [
             (-int.from_bytes(blake2b((name + rest).encode(), digest_size=8).digest(), "big"), name, number)
             for number, name in enumerate(self._names)

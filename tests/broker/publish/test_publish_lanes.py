@@ -20,7 +20,7 @@ from qmq.format.layout import LANE_HIGH, LANE_LOW, LANE_NORMAL, LANE_ORDERED
 from qmq.net.protocol.types import Disposition
 from qmq.storage import store
 from qmq.storage.store import Store
-from tests.broker.harness import START_US, Driven, batch_of
+from tests.broker.harness import START_US, Driven, batch_of, bodies_of
 from tests.format.contents import reseal, set_run
 from tests.format.test_private import run_of
 
@@ -201,4 +201,20 @@ def test_the_short_way_and_lanes_are_told_apart(tmp_path: Path) -> None:
             if body == b"1":
                 driven.do(Send(1, driven.request(), view, False))
     assert {(name, lane) for name, lane, _ in lanes_of(driven.store)} == {("a", LANE_NORMAL), ("a", LANE_HIGH)}
+    driven.close()
+
+
+def test_a_slot_becomes_visible_in_order_over_subjects_and_partitions(tmp_path: Path) -> None:
+    """A later message of another subject is in a partition whose disk is ready, and waits for the earlier one."""
+    driven = Driven(tmp_path, partitions=2, auto_sync=False)
+    lane, partitions = LANE_ORDERED | 7, set[int]()
+    subscription = driven.subscribe("", group=None, start="first")
+    driven.do(driven.send_command({"a.b": [b"first"]}, lane=lane, flush=True))
+    for number in range(10):
+        said = driven.do(driven.send_command({f"c.{number}": [b"later"]}, lane=lane, flush=False))
+        partitions.update(sent.partition for sent in said if isinstance(sent, Sent))
+    assert partitions == {0, 1}
+    assert driven.pull(subscription) == []
+    driven.sync()
+    assert bodies_of(driven.pull(subscription)) == [b"first", *[b"later"] * 10]
     driven.close()

@@ -7,9 +7,9 @@ import random
 import numpy as np
 import pytest
 
-from qmq.format.batch import BatchLimits, check_batch, parse_header
+from qmq.format.batch import BatchLimits, Header, check_batch, parse_header
 from qmq.format.build import RunContent, build_batch, make_header
-from qmq.format.copies.for_group import COPY_PRODUCER, copied_batch
+from qmq.format.copies.for_group import Origin, copied_batch, is_copy, origin_of
 from qmq.format.layout import (
     HAS_DELIVER_AT,
     HAS_EXPIRE_AT,
@@ -23,6 +23,7 @@ from qmq.format.pieces import bad_messages, stored_runs
 from qmq.format.run import Run
 
 STORED_US = 1_700_000_000_000_000
+ORIGIN = Origin(7, 9)
 
 
 def run_of(bodies: list[bytes], expire_at: list[int] | None = None) -> Run:
@@ -37,12 +38,12 @@ def run_of(bodies: list[bytes], expire_at: list[int] | None = None) -> Run:
     return run
 
 
-def copy_of(run: Run) -> Run:
+def copy_of(run: Run, origin: Origin = ORIGIN) -> Run:
     """Return the copy as a broker stores it."""
-    made = memoryview(copied_batch(run, "billing", run.stored_at_us))
+    made = memoryview(copied_batch(run, "billing", run.stored_at_us, origin))
     checked = check_batch(made, BatchLimits(flags=KNOWN_FLAGS & ~HAS_DELIVER_AT, run_flags=RUN_REPLAYED))
-    assert checked.header.producer_id == COPY_PRODUCER
-    assert checked.header.producer_sequence == run.first_sequence
+    assert is_copy(checked.header.producer_id)
+    assert origin_of(checked.header) == origin
     assert checked.names == ("~billing~a.b",)
     assert checked.header.created_at_us == run.created_at_us
     header = checked.header._replace(position=7_000, partition=0, store_id=b"store!", stored_at_us=STORED_US + 50)
@@ -69,6 +70,19 @@ def test_ids_bodies_headers_and_columns_stay(count: int) -> None:
     part = run_of([b"0", b"1", b"2"]).slice(1, 2)
     assert copy_of(part).bodies() == [b"1"]
     assert copy_of(part).id(0) == part.id(0)
+
+
+@pytest.mark.parametrize("origin", [Origin(1 << 51, (65_535 << 32) + 4_095), Origin(5, 0, True)])
+def test_it_says_where_its_original_lay(origin: Origin) -> None:
+    copy_of(run_of([b"0", b"1"]), origin)
+
+
+def test_what_came_from_elsewhere_has_its_own_place() -> None:
+    """So has a copy that an older program made."""
+    for producer_id in (bytes(range(16)), b"qmq: carrying on"):
+        header = run_of([b"0"]).origin
+        assert isinstance(header, Header)
+        assert origin_of(header._replace(producer_id=producer_id, producer_sequence=3)) == Origin(STORED_US, 0, True)
 
 
 def test_it_expires_when_it_did() -> None:

@@ -16,18 +16,19 @@ from qmq.broker.error_log.error_log import RetryItem, unpacked
 from qmq.broker.groups.group import Group
 from qmq.broker.groups.group_state import Ledger
 from qmq.broker.groups.message_ranges import PARTITIONS, RunPart, parts_of
-from qmq.broker.groups.order_slots import OrderedRuns, OrderSlots
+from qmq.broker.groups.order_slots import OrderedRuns, OrderSlots, offset_of, run_and_index_of, stamp_of
 from qmq.broker.journal.record_types import MessageRange
 from qmq.errors import BadBatch, StorageError
-from qmq.format.layout import LANE_ORDERED, MAX_KEY_BYTES
+from qmq.format.lanes import SLOT_BITS, slot_of
+from qmq.format.layout import LANE_ORDERED, MAX_KEY_BYTES, ORDER_SLOTS
 from qmq.format.pieces import StoredBatch
 from qmq.format.private import origin_subject
 from qmq.storage.store import NotInMemory, Store
 
 #: The most slots of one list, the longest blocked first.
 MOST_BLOCKED: Final = 20
-#: Slots that are looked at for such a list.
-_MOST_LOOKED: Final = 65_536
+#: Subjects of which such a slot says that messages wait there.
+_MOST_SUBJECTS: Final = 3
 #: Retries in memory among which that of a slot is looked for, and ranges that are looked into for it.
 _MOST_RETRIES: Final = 16_384
 _MOST_RANGES: Final = 64
@@ -43,10 +44,13 @@ class BlockingSlot(NamedTuple):
     What is None is not known, or was not asked for: see ``with_details``.
     """
 
+    #: The subject of the message that holds the others up; of one of these where that is not known.
     subject: str
     slot: int
-    #: Messages that no consumer had yet.
+    #: Messages that no consumer had yet, in all subjects that the group follows.
     waiting: int
+    #: Some of these subjects.
+    waiting_subjects: tuple[str, ...]
     reason: str
     #: The consumer that has messages of the slot in flight.
     consumer: str | None
@@ -72,18 +76,18 @@ class BlockedCounts(NamedTuple):
 
 def counts(store: Store, group: Group) -> BlockedCounts:
     """Count the slots of a group that hold messages up, and these messages."""
-    found = _blocked(store, group)
-    if found is None:
+    blocked = _blocked(store, group)
+    if blocked is None:
         return BlockedCounts(0, 0, 0)
-    order, numbers, waiting = found
-    return BlockedCounts(len(numbers), int(np.count_nonzero(order.are_retrying(numbers))), int(waiting.sum()))
+    slots, waiting = blocked.slots, blocked.waiting
+    return BlockedCounts(len(slots), int(np.count_nonzero(blocked.order.are_retrying(slots))), int(waiting.sum()))
 
 
 def blocked_slots(store: Store, group: Group) -> list[BlockingSlot]:
     """Return the slots of a group that hold messages up, those with a retry first, then the longest blocked, at most
     MOST_BLOCKED.
     """
-    return [slot for _, slot in _chosen(store, group, MOST_BLOCKED)]
+    return _chosen(store, group, MOST_BLOCKED)
 
 
 def with_details(store: Store, group: Group) -> list[BlockingSlot]:
@@ -93,7 +97,7 @@ def with_details(store: Store, group: Group) -> list[BlockingSlot]:
     if current_order(store, group) is None:
         return []
     retries = _Retries(store, group)
-    found = [_detailed(store, group, number, slot, retries) for number, slot in _chosen(store, group, MOST_BLOCKED)]
+    found = [_detailed(store, group, slot, retries) for slot in _chosen(store, group, MOST_BLOCKED)]
     return sorted(found, key=lambda one: (one.since_us is not None, one.since_us or 0))
 
 
@@ -101,14 +105,15 @@ def blocked_by(store: Store, group: Group, number: int) -> str:
     """Return why messages of a subject number are not handed out that no consumer had yet; "" where nothing holds them
     up. Raises NotInMemory.
     """
-    ledger = group.ledger
-    order = current_order(store, group) if store.subjects.lane(number) >= LANE_ORDERED else None
-    if ledger is None or order is None:
+    lane = store.subjects.lane(number)
+    ledger, order = group.ledger, current_order(store, group) if lane >= LANE_ORDERED else None
+    if ledger is None or order is None or not (order.owner(slot_of(lane)) or order.has_retry(slot_of(lane))):
         return ""
-    if order.first_retry(number) is None and not order.owner(number):
-        return ""
-    slot = _detailed(store, group, number, _slot(store, ledger, order, number, 0), _Retries(store, group))
+    subject = origin_subject(store.subjects.name(number))
+    known = _slot(store, ledger, order, slot_of(lane), 0, (subject,))
+    slot = _detailed(store, group, known, _Retries(store, group))
     which = "of its order key" if slot.order_key is None else f"of order key {slot.order_key!r}"
+    which += f" of {slot.subject}" if slot.subject != subject else ""
     name = f"an earlier message {which} (slot {slot.slot}{f', {slot.message_id}' if slot.message_id else ''})"
     if slot.reason == IN_FLIGHT:
         since = "" if slot.since_us is None else f" since {_time(slot.since_us)}"
@@ -128,52 +133,91 @@ def _time(time_us: int) -> str:
     return f"{at:%Y-%m-%dT%H:%M:%S}.{time_us // 1_000 % 1_000:03}Z"
 
 
-def _blocked(
-    store: Store, group: Group
-) -> tuple[OrderSlots, npt.NDArray[np.int64], npt.NDArray[np.int64]] | None:  # fmt: skip
-    """Return the slots of a group that hold messages up, and how many each; None without any."""
+class _Blocked(NamedTuple):
+    """The slots of a group that hold messages up, how many each, and the numbers of the subjects of all of these, by
+    slot.
+    """
+
+    order: OrderSlots
+    slots: npt.NDArray[np.int64]
+    waiting: npt.NDArray[np.int64]
+    subjects: npt.NDArray[np.int64]
+    slots_of_subjects: npt.NDArray[np.int64]
+
+    def names(self, store: Store, slot: int) -> tuple[str, ...]:
+        """Return the names of some subjects of which messages wait for that slot. Raises StorageError."""
+        numbers = self.subjects[self.slots_of_subjects == slot][:_MOST_SUBJECTS].tolist()
+        return tuple(sorted(map(store.subjects.name, numbers)))
+
+
+def _blocked(store: Store, group: Group) -> _Blocked | None:
+    """Return the slots of a group that hold messages up; None without any."""
     order = None if group.ledger is None else group.ledger.order
-    if order is None or order.is_stale:
+    if order is None or order.is_stale or not len(taken := order.taken()):
         return None
-    slots = order.taken()[:_MOST_LOOKED]
-    ends = store.subjects.ends[slots].astype(np.int64)
-    waiting = ends - group.cursors.of(slots).astype(np.int64)
-    is_blocked = waiting > 0
-    return order, slots[is_blocked], waiting[is_blocked]
+    subjects, is_taken = store.subjects, np.zeros(ORDER_SLOTS, np.bool_)
+    is_taken[taken] = True
+    followed, may_be_before = np.zeros(subjects.count, np.bool_), np.zeros(subjects.count, np.bool_)
+    for base in group.filters.values():
+        if (ordered := base.lanes.get(LANE_ORDERED)) is not None:
+            matches = ordered.matches(store)
+            assert matches is not None  # these are some lanes only
+            followed |= matches[: subjects.count]
+            if base.start.kind == "time":  # what is before the start does not wait
+                may_be_before[: base.start.subjects] |= matches[: subjects.count][: base.start.subjects]
+    numbers = np.flatnonzero(followed)
+    slots = (subjects.lanes[numbers] & SLOT_BITS).astype(np.int64)
+    numbers, slots = numbers[is_taken[slots]], slots[is_taken[slots]]
+    cursors = group.cursors.of(numbers).astype(np.int64)
+    waiting = subjects.ends[numbers].astype(np.int64) - cursors
+    is_left = (waiting > 0) & ((cursors > 0) | ~may_be_before[numbers])
+    numbers, slots, waiting = numbers[is_left], slots[is_left], waiting[is_left]
+    by_slot = np.bincount(slots, waiting, ORDER_SLOTS).astype(np.int64)
+    blocked = np.flatnonzero(by_slot)
+    return _Blocked(order, blocked, by_slot[blocked], numbers, slots)
 
 
-def _chosen(store: Store, group: Group, most: int) -> list[tuple[int, BlockingSlot]]:
-    """Return up to *most* slots that hold messages up, each with its subject number, before what takes a read."""
+def _chosen(store: Store, group: Group, most: int) -> list[BlockingSlot]:
+    """Return up to *most* slots that hold messages up, before what takes a read."""
     ledger, blocked = group.ledger, _blocked(store, group)
     if ledger is None or blocked is None:
         return []
-    order, numbers, waiting = blocked
-    is_retrying = order.are_retrying(numbers)
-    since = _since(ledger, order, numbers[~is_retrying])
-    chosen = [*numbers[is_retrying][:most].tolist(), *sorted(since, key=since.__getitem__)]
-    counts = dict(zip(numbers.tolist(), waiting.tolist(), strict=True))
-    found = list[tuple[int, BlockingSlot]]()
-    for number in chosen[:most]:
-        with suppress(StorageError):  # its name is damaged
-            slot = _slot(store, ledger, order, number, counts[number])
-            found.append((number, slot._replace(since_us=since.get(number))))
+    order, slots = blocked.order, blocked.slots
+    is_retrying = order.are_retrying(slots)
+    since = _since(ledger, order, slots[~is_retrying])
+    chosen = [*slots[is_retrying][:most].tolist(), *sorted(since, key=since.__getitem__)]
+    waiting = dict(zip(slots.tolist(), blocked.waiting.tolist(), strict=True))
+    found = list[BlockingSlot]()
+    for slot in chosen[:most]:
+        with suppress(StorageError):  # a name is damaged
+            known = _slot(store, ledger, order, slot, waiting[slot], blocked.names(store, slot))
+            found.append(known._replace(since_us=since.get(slot)))
     return found
 
 
-def _slot(store: Store, ledger: Ledger, order: OrderSlots, number: int, waiting: int) -> BlockingSlot:
-    """Return a slot with what is known without a look at its messages. Raises StorageError."""
-    member = ledger.members.get(order.owner(number))
-    reason = IN_FLIGHT if order.first_retry(number) is None else RETRYING
-    slot = store.subjects.lane(number) - LANE_ORDERED
-    subject = origin_subject(store.subjects.name(number))
-    return BlockingSlot(subject, slot, waiting, reason, None if member is None else member.name)
+def _slot(
+    store: Store, ledger: Ledger, order: OrderSlots, slot: int, waiting: int, subjects: tuple[str, ...]
+) -> BlockingSlot:
+    """Return a slot with what is known without a look at its messages."""
+    member = ledger.members.get(order.owner(slot))
+    place, reason = order.first_retry(slot), RETRYING
+    if place is None:
+        reason = IN_FLIGHT
+        if member is not None:
+            for sequence in order.first_in_flight(member, {slot}).values():
+                place = order.place_in_flight(member.number, slot, sequence)
+    subject = subjects[0]
+    with suppress(NotInMemory, StorageError):
+        part = None if place is None else _part_at(store, place)
+        subject = subject if part is None else origin_subject(store.subjects.name(part.entry[3]))
+    return BlockingSlot(subject, slot, waiting, subjects, reason, None if member is None else member.name)
 
 
-def _since(ledger: Ledger, order: OrderSlots, numbers: npt.NDArray[np.int64]) -> dict[int, int]:
+def _since(ledger: Ledger, order: OrderSlots, slots: npt.NDArray[np.int64]) -> dict[int, int]:
     """Return since when the first message in flight of each of these slots is so: for the MOST_BLOCKED slots of each
     consumer of which it has had one for longest.
     """
-    found, wanted = dict[int, int](), set(numbers.tolist())
+    found, wanted = dict[int, int](), set(slots.tolist())
     for member in ledger.members.values():
         for slot, sequence in order.first_in_flight(member, wanted, MOST_BLOCKED).items():
             found[slot] = member.in_flight.pull_of(sequence).taken_us
@@ -185,11 +229,9 @@ class _Retries:
 
     def __init__(self, store: Store, group: Group) -> None:
         assert group.ledger is not None
-        assert group.ledger.order is not None
         self._store = store
         self._group = group
         self._retries = group.ledger.retries
-        self._order: OrderSlots = group.ledger.order
         #: The runs with order keys of the ranges of which retries are parts: by log, position and run of the first.
         self._runs: dict[int, OrderedRuns] = {}
 
@@ -205,31 +247,33 @@ class _Retries:
         distinct, index = np.unique(columns, axis=0, return_inverse=True)
         return distinct, index.reshape(-1)
 
-    def at(self, number: int, place: int) -> RetryItem | None:
-        """Return the retry that has the message at a place of a slot; None where it is not in memory. Raises
-        NotInMemory, StorageError.
+    def at(self, place: int) -> RetryItem | None:
+        """Return the retry that has the message at a place; None where it is not in memory. Raises NotInMemory,
+        StorageError.
         """
-        items = self._items
+        part = _part_at(self._store, place)
+        if part is None:
+            return None
+        items, sequence = self._items, part.entry[0] + part.start
         starts = items["first"].astype(np.int64) + items["skip"]
-        is_there = (items["log"] == number) & (starts <= place) & (place < starts + items["count"])
+        is_there = (items["log"] == part.entry[3]) & (starts <= sequence) & (sequence < starts + items["count"])
         for retry in self._left(is_there):
-            if retry.messages.first + retry.messages.skip <= place:
+            if retry.messages.first + retry.messages.skip <= sequence:
                 return retry
-        part = _part_at(self._store, number, place)
-        return None if part is None else self._by_position(number, place, part)
+        return self._by_position(part, place)
 
-    def _by_position(self, number: int, place: int, part: RunPart) -> RetryItem | None:
+    def _by_position(self, part: RunPart, place: int) -> RetryItem | None:
         items, position = self._items, part.entry[1]
         logs, firsts = items["log"].astype(np.int64), items["first"].astype(np.int64)
         may_be = (logs >= PARTITIONS) & ((logs & _PARTITION_BITS) == part.partition)
         may_be &= (firsts <= position) & (position <= items["end"].astype(np.int64))
-        of_ranges = self._ranges[1]
+        of_ranges, wanted = self._ranges[1], offset_of(*run_and_index_of(place))
         for index in np.unique(of_ranges[may_be])[:_MOST_RANGES].tolist():
             runs = self._runs_of(index)
-            has_it = (runs.slots == number) & (runs.places <= place)
-            at = np.flatnonzero(has_it & (place < runs.places + runs.ends - runs.starts))
+            has_it = (runs.stamps == stamp_of(place)) & (runs.offsets <= wanted)
+            at = np.flatnonzero(has_it & (wanted < runs.offsets + runs.ends - runs.starts))
             if len(at):
-                offset = int(runs.starts[at[0]]) + place - int(runs.places[at[0]])
+                offset = int(runs.starts[at[0]]) + wanted - int(runs.offsets[at[0]])
                 skips = items["skip"].astype(np.int64)
                 is_there = (of_ranges == index) & (skips <= offset) & (offset < skips + items["count"])
                 for retry in self._left(is_there):
@@ -246,9 +290,7 @@ class _Retries:
             total = int((mine["skip"].astype(np.int64) + mine["count"]).max())
             log, first, run = distinct[index].tolist()
             whole = MessageRange(log, first, run, 0, total, int(mine["end"].max()))
-            parts, copies = parts_of(self._store, self._group, whole), self._store.subjects.has_private
-            known = ordered_runs(self._order, parts, 0, may_be_copies=copies)
-            self._runs[index] = known
+            known = self._runs[index] = ordered_runs(self._store, parts_of(self._store, self._group, whole), 0)
         return known
 
     def _left(self, chosen: npt.NDArray[np.bool_]) -> Iterator[RetryItem]:
@@ -257,9 +299,7 @@ class _Retries:
             yield from self._retries.left_of(retry)
 
 
-def _detailed(
-    store: Store, group: Group, number: int, slot: BlockingSlot, retries: _Retries
-) -> BlockingSlot:  # fmt: skip
+def _detailed(store: Store, group: Group, slot: BlockingSlot, retries: _Retries) -> BlockingSlot:
     """Return a slot with what is known of the message that holds it up, from *retries* if that is one. Raises
     NotInMemory.
     """
@@ -269,27 +309,27 @@ def _detailed(
     order = ledger.order
     with suppress(StorageError, BadBatch):  # who reads the message finds out what is wrong with it
         if slot.reason == RETRYING:
-            place = order.first_retry(number)
-            retry = None if place is None else retries.at(number, place)
+            place = order.first_retry(slot.slot)
+            retry = None if place is None else retries.at(place)
             if retry is not None:
                 slot = slot._replace(
                     since_us=retry.failed_at_us, due_us=retry.due_us, attempts=retry.attempt - 1, failure=retry.reason
                 )
-            return slot if place is None else _with_message(store, number, place, slot)
-        member = ledger.members[order.owner(number)]
-        for sequence in order.first_in_flight(member, {number}).values():
+            return slot if place is None else _with_message(store, place, slot)
+        member = ledger.members[order.owner(slot.slot)]
+        for sequence in order.first_in_flight(member, {slot.slot}).values():
             attempts = [one.attempt for one in member.in_flight.between(sequence, sequence + 1)]
             taken_us = member.in_flight.pull_of(sequence).taken_us
             slot = slot._replace(since_us=taken_us, attempts=attempts[0])
-            return _with_message(store, number, order.place_in_flight(member.number, number, sequence), slot)
+            return _with_message(store, order.place_in_flight(member.number, slot.slot, sequence), slot)
     return slot
 
 
-def _with_message(store: Store, number: int, place: int, slot: BlockingSlot) -> BlockingSlot:
-    """Return a slot with id and order key of the message at a place in it. Raises NotInMemory, StorageError,
+def _with_message(store: Store, place: int, slot: BlockingSlot) -> BlockingSlot:
+    """Return a slot with subject, id and order key of the message at a place. Raises NotInMemory, StorageError,
     BadBatch.
     """
-    part = _part_at(store, number, place)
+    part = _part_at(store, place)
     if part is None:
         return slot
     position, size = part.entry[1], part.entry[10]
@@ -297,21 +337,21 @@ def _with_message(store: Store, number: int, place: int, slot: BlockingSlot) -> 
     if not partition.page_cache.has(position, size):
         raise NotInMemory(partition.page_cache.read(np.array([position]), np.array([size]), onward=False))
     run = StoredBatch(partition.message_log.view(position, size)).run(part.entry[5])
-    slot = slot._replace(message_id=str(run.id(part.start)))
+    slot = slot._replace(message_id=str(run.id(part.start)), subject=run.subject)
     with suppress(BadBatch):  # its sender packed something else
         for order_key in run.header(part.start).get("o", ()):
             return slot._replace(order_key=order_key[:MAX_KEY_BYTES])
     return slot
 
 
-def _part_at(store: Store, number: int, place: int) -> RunPart | None:
-    """Return the message at a place of a slot; None for a copy, or one that is gone. Raises NotInMemory and
-    StorageError.
-    """
-    if place < 0:
+def _part_at(store: Store, place: int) -> RunPart | None:
+    """Return the message at a place; None for a copy, or one that is gone. Raises NotInMemory and StorageError."""
+    stored_at_us, (run, index) = stamp_of(place), run_and_index_of(place)
+    if stored_at_us < 0:
         return None
-    for partition, rows in store.subject_rows(number, place, 1)[:1]:
-        entry = rows[0].item()
-        if entry[0] <= place < entry[0] + entry[4]:
-            return RunPart(partition, entry, place - entry[0], place - entry[0] + 1)
+    for part in store.partitions:
+        row = part.consumer_log.row_at_time(stored_at_us) + run
+        for entry in part.consumer_log.rows(row, 1).tolist():
+            if entry[2] == stored_at_us and entry[5] == run and index < entry[4]:
+                return RunPart(part.number, entry, index, index + 1)
     return None

@@ -1,4 +1,4 @@
-"""The slots of messages: of subject numbers, of the parts of an answer, and of all that a group has in hand."""
+"""The slots of messages: of the parts of an answer, and of all that a group has in hand."""
 
 from __future__ import annotations
 
@@ -11,139 +11,125 @@ import numpy as np
 from qmq.broker.error_log.error_log import RetryItem, unpacked
 from qmq.broker.groups.group import Group
 from qmq.broker.groups.group_state import Ledger
-from qmq.broker.groups.message_ranges import MessageParts, RunPart, parts_of
-from qmq.broker.groups.order_slots import OrderedRuns, OrderSlots, SlotMessages, SlotOf
+from qmq.broker.groups.message_ranges import (
+    PARTITIONS,
+    MessageParts,
+    RunPart,
+    WholeRuns,
+    lane_kind_of,
+    parts_of,
+    prefix_of,
+)
+from qmq.broker.groups.order_slots import OrderedRuns, OrderSlots, SlotMessages, offset_of, place_of
 from qmq.broker.journal.record_types import MessageRange
 from qmq.errors import StorageError
 from qmq.format.batch import parse_header
-from qmq.format.copies.for_group import FOREIGN_PLACES, place_of_copy
+from qmq.format.copies.for_group import origin_of
+from qmq.format.lanes import SLOT_BITS, slot_of
 from qmq.format.layout import BATCH_HEADER_SIZE, LANE_ORDERED
-from qmq.format.private import is_private, origin_subject
-from qmq.storage.store import Store
+from qmq.format.private import is_private
+from qmq.storage.store import NotInMemory, Store
 
-#: Messages from another broker or an archive come before all others of their slot.
-_FOREIGN: Final = -(1 << 62)
+#: What stamps of messages from another broker or an archive lie before their own: they come before all others.
+_FOREIGN_US: Final = -(1 << 62)
 _NO_NUMBERS: Final = np.zeros(0, np.int64)
-NO_RUNS: Final = OrderedRuns(_NO_NUMBERS, _NO_NUMBERS, _NO_NUMBERS, _NO_NUMBERS)
+NO_RUNS: Final = OrderedRuns(_NO_NUMBERS, _NO_NUMBERS, _NO_NUMBERS, _NO_NUMBERS, _NO_NUMBERS)
+
+#: The slot of a run (-1: it has no order keys), stamp and offset of its first message, and how many it has.
+_SlotRow = tuple[int, int, int, int]
 
 
-class StoreSlots:
-    """The slots of the subject numbers of one store, and the places of copies in them."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._known: dict[int, SlotOf] = {}
-        #: Subjects and lanes of which there are copies only, and how many subjects there were at the last look.
-        self._copies_only = set[tuple[str, int]]()
-        self._looked = 0
-
-    def __call__(self, number: int) -> SlotOf | None:
-        """Return the slot of a subject number; None for one of other lanes."""
-        subjects = self._store.subjects
-        lane = subjects.lane(number)
-        if lane < LANE_ORDERED:
-            return None
-        if not subjects.has_private:
-            return SlotOf(number, False)
-        known = self._known.get(number)
-        if known is None:
-            try:
-                name = subjects.name(number)
-            except StorageError:
-                return SlotOf(number, False)
-            if not is_private(name):
-                known = self._known[number] = SlotOf(number, False)
-                return known
-            origin = subjects.number(origin_subject(name), lane)
-            if origin is None:
-                self._looked = self._looked if self._copies_only else subjects.count
-                self._copies_only.add((origin_subject(name), lane))
-                return SlotOf(number, True)
-            known = self._known[number] = SlotOf(origin, True)
-        return known
-
-    def changed(self) -> bool:
-        """Return whether a slot that was asked for has become another one: of its subject there are messages now."""
-        subjects = self._store.subjects
-        if not self._copies_only or self._looked == subjects.count:
-            return False
-        self._looked = subjects.count
-        if all(subjects.number(name, lane) is None for name, lane in self._copies_only):
-            return False
-        self._copies_only.clear()
-        return True
-
-    def foreign(self, sequence: int) -> int:
-        """Return the place of a message that is a copy of one that was never here: it comes before all others."""
-        return _FOREIGN + sequence
-
-    def first_place(self, partition: int, position: int, sequence: int) -> int:
-        """Return the place of the first message of a batch of copies, which has that sequence."""
-        try:
-            data = self._store.partitions[partition].page_cache.peek(position, BATCH_HEADER_SIZE)
-            place = place_of_copy(parse_header(data), sequence)
-        except StorageError:  # whoever reads the messages finds out what is wrong with them
-            place = FOREIGN_PLACES | sequence
-        return self.foreign(place - FOREIGN_PLACES) if place >= FOREIGN_PLACES else place
-
-
-def ordered_runs(order: OrderSlots, parts: MessageParts, start: int, *, may_be_copies: bool = True) -> OrderedRuns:
+def ordered_runs(store: Store, parts: MessageParts, start: int, *, may_be_copies: bool = True) -> OrderedRuns:
     """Return the messages with order keys among *parts*, which have the delivery sequences from *start* on."""
-    lanes, numbers, firsts, counts = list[Any](), list[Any](), list[Any](), list[Any]()
-    for part in parts:
-        if isinstance(part, RunPart):
-            entry = part.entry
-            lanes.append([entry[6]])
-            numbers.append([entry[3]])
-            firsts.append([entry[0] + part.start])
-            counts.append([part.stop - part.start])
-        else:
-            lanes.append(part.rows["lane"])
-            numbers.append(part.rows["subject"])
-            firsts.append(part.rows["first_sequence"].astype(np.int64))
-            counts.append(part.rows["count"])
     if not parts:
         return NO_RUNS
-    totals = np.concatenate(counts).astype(np.int64)
+    if may_be_copies and store.subjects.has_private:
+        rows = list(_slot_rows(store, parts))
+        slots, stamps, offsets, totals = (np.array(column, np.int64) for column in zip(*rows, strict=True))
+        of_slots = np.flatnonzero(slots >= 0)
+    else:
+        lanes, stamps, offsets, totals = map(np.concatenate, zip(*map(_columns, parts), strict=True))
+        of_slots = np.flatnonzero(lanes >= LANE_ORDERED)
+        slots = lanes & SLOT_BITS
     ends = start + np.cumsum(totals)
-    of_slots = np.flatnonzero(np.concatenate(lanes) >= LANE_ORDERED)
-    slots = np.concatenate(numbers)[of_slots].astype(np.int64)
-    places = np.concatenate(firsts)[of_slots].astype(np.int64)
-    if may_be_copies:
-        known = {number: order.slots(number) for number in set(slots.tolist())}
-        if any(slot is not None and slot.is_copy for slot in known.values()):
-            found = slots_of(order, parts)
-            slots = np.array([found[at][0] for at in of_slots.tolist()], np.int64)
-            places = np.array([found[at][1] for at in of_slots.tolist()], np.int64)
-    return OrderedRuns((ends - totals)[of_slots], ends[of_slots], slots, places)
+    return OrderedRuns(
+        (ends - totals)[of_slots], ends[of_slots], slots[of_slots], stamps[of_slots], offsets[of_slots]
+    )  # fmt: skip
 
 
-def slots_of(order: OrderSlots, parts: MessageParts) -> list[tuple[int, int, int]]:
+def _columns(part: RunPart | WholeRuns) -> tuple[Any, Any, Any, Any]:
+    """Return lane, stamp and offset of the first message, and count of each run of a part: i64[n] each."""
+    if isinstance(part, RunPart):
+        entry = part.entry
+        values = entry[6], entry[2], offset_of(entry[5], part.start), part.stop - part.start
+        return tuple(np.array([value], np.int64) for value in values)  # type: ignore[return-value]  # four of them
+    rows = part.rows
+    columns = (rows[name].astype(np.int64) for name in ("lane", "stored_at_us", "run", "count"))
+    lanes, stamps, runs, counts = columns
+    return lanes, stamps, offset_of(runs, 0), counts
+
+
+def slots_of(store: Store, parts: MessageParts) -> list[tuple[int, int, int]]:
     """Return (slot, place of the first message, count) of each run; the slot of other messages is -1."""
-    found = list[tuple[int, int, int]]()
+    return [
+        (slot, place_of(stored_at_us, offset), count) for slot, stored_at_us, offset, count in _slot_rows(store, parts)
+    ]
+
+
+def _slot_rows(store: Store, parts: MessageParts) -> Iterator[_SlotRow]:
+    has_private, known = store.subjects.has_private, dict[int, bool]()
     for part in parts:
-        rows: list[tuple[int, int, int, int]]
-        skip = 0
         if isinstance(part, RunPart):
-            skip = part.start
-            rows = [(part.entry[3], part.entry[0], part.stop - part.start, part.entry[1])]
+            entries, start, stop = [part.entry], part.start, part.stop
         else:
-            columns = (part.rows[name].tolist() for name in ("subject", "first_sequence", "count", "position"))
-            rows = list(zip(*columns, strict=True))
-        for number, first, count, position in rows:
-            slot = order.slots(number)
-            if slot is None:
-                found.append((-1, 0, count))
+            entries, start, stop = part.rows.tolist(), 0, 0
+        for entry in entries:
+            number, lane, count = entry[3], entry[6], (stop or entry[4]) - start
+            if lane < LANE_ORDERED:
+                yield -1, 0, 0, count
                 continue
-            place = order.slots.first_place(part.partition, position, first) if slot.is_copy else first
-            found.append((slot.slot, place + skip, count))
-    return found
+            if has_private and number not in known:
+                known[number] = _is_private(store, number)
+            if has_private and known[number]:
+                stamp, offset = _origin(store, part.partition, entry[1], entry[2])
+                yield slot_of(lane), stamp, offset + start, count
+            else:
+                yield slot_of(lane), entry[2], offset_of(entry[5], start), count
+
+
+def _is_private(store: Store, number: int) -> bool:
+    try:
+        return is_private(store.subjects.name(number))
+    except StorageError:  # its name is damaged
+        return False
+
+
+def _origin(store: Store, partition: int, position: int, stored_at_us: int) -> tuple[int, int]:
+    """Return stamp and offset of the first message of a private batch, of that which it is a copy of."""
+    try:
+        origin = origin_of(parse_header(store.partitions[partition].page_cache.peek(position, BATCH_HEADER_SIZE)))
+    except StorageError:  # whoever reads the messages finds out what is wrong with them
+        return _FOREIGN_US + stored_at_us, 0
+    return origin.stored_at_us + (_FOREIGN_US if origin.is_foreign else 0), origin.offset
+
+
+def _look_up(store: Store, group: Group, messages: MessageRange) -> list[tuple[int, int, int]] | None:
+    """Return the slots of the messages of a range; None where some of its rows cannot be read now."""
+    if lane_kind_of(store, messages) != LANE_ORDERED:
+        is_mixed = messages.log >= PARTITIONS and not prefix_of(messages) and store.subjects.has_lanes
+        if not is_mixed:
+            return []
+    try:
+        runs = slots_of(store, parts_of(store, group, messages))
+    except (NotInMemory, StorageError):
+        return None
+    return runs if sum(count for _, _, count in runs) == messages.total else None
 
 
 def use_order(store: Store, group: Group) -> None:
     """Have a group keep the order of its slots."""
     assert group.ledger is not None
-    group.ledger.use_order(OrderSlots(StoreSlots(store), partial(rebuild, store, group)))
+    group.ledger.use_order(OrderSlots(partial(_look_up, store, group), partial(rebuild, store, group)))
 
 
 def current_order(store: Store, group: Group) -> OrderSlots | None:
@@ -182,10 +168,10 @@ def _tell(store: Store, group: Group, ledger: Ledger, order: OrderSlots) -> None
             for in_flight in member.in_flight.between(start, end):
                 behind = start + in_flight.messages.total
                 parts = _parts(store, group, in_flight.messages)
-                order.given(member.number, ordered_runs(order, parts, start))
+                order.given(member.number, ordered_runs(store, parts, start))
                 start = behind
     for retry in _retries(group):
-        for slot, place, count in slots_of(order, _parts(store, group, retry.messages)):
+        for slot, place, count in slots_of(store, _parts(store, group, retry.messages)):
             if slot >= 0:
                 order.retried(SlotMessages(slot, place, place + count))
 

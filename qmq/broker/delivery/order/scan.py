@@ -1,9 +1,12 @@
 """Chooses new messages with order keys, in stored order, and leaves out slots that another consumer or a retry holds.
 
+A group has one scan for all that it follows, since a message waits for the earlier ones of its slot in other subjects
+too. A consumer that follows only some of these gets nothing of a slot whose next message is for others.
+
 A scan reads each row once. It passes rows that the consumer of a pull may not have now, remembers up to MOST_PASSED of
 them, and looks at these first in the pulls that follow. Beyond that it forgets the rows of blocked slots. When such a
 slot is free again, the scan goes back to its first row and reads on from there, if that is near; if it is far back, it
-finds the slot's rows by its subject. So a slot that is stuck costs a few bytes, however much waits behind it.
+finds the slot's rows by their subjects. So a slot that is stuck costs a few bytes, however much waits behind it.
 
 With several consumers one of them gets the messages of some of the slots only, so that the others find some too. Where
 these have less than the pull waits for, it gets more slots.
@@ -18,10 +21,11 @@ import numpy as np
 import numpy.typing as npt
 
 from qmq.broker.delivery.chosen_cursors import ChosenCursors
-from qmq.broker.groups.group import SubjectFilter
+from qmq.broker.groups.group import Group, SubjectFilter, Subscription
 from qmq.broker.groups.message_ranges import Rows, chosen_of
 from qmq.broker.groups.order_slots import OrderSlots
-from qmq.format.layout import ENTRY_DTYPE
+from qmq.format.lanes import SLOT_BITS
+from qmq.format.layout import ENTRY_DTYPE, LANE_ORDERED, ORDER_SLOTS
 from qmq.storage.store import Store
 
 #: Rows that a scan has passed and remembers.
@@ -31,14 +35,14 @@ _FIRST_ROWS: Final = 64
 _CHUNK_ROWS: Final = 8_192
 #: Passed rows that are looked at in one go.
 _PASSED_ROWS: Final = 2_048
-#: Rows of one slot that are looked up in one go, and slots in one pull.
+#: Rows of one subject of a slot that are looked up in one go, and look-ups of one pull, which is about 50 us for each.
 _SLOT_ROWS: Final = 1_024
-_MOST_SLOTS: Final = 256
+_MOST_LOOKED_UP: Final = 256
 #: Forgotten rows are read again if they lie at most so many rows back, and so many for each slot that is free: to find
-#: the rows of one slot by its subject takes about as long as to read this many.
+#: the rows of one slot by its subjects takes at least as long as to read this many.
 AGAIN_ROWS: Final = 262_144
 AGAIN_ROWS_A_SLOT: Final = 2_048
-#: Slots up to which those with messages are counted; of more, all count.
+#: Subjects and lanes up to which the slots with messages are counted; of more, all count.
 _MOST_COUNTED: Final = 65_536
 
 Numbers = npt.NDArray[np.int64]
@@ -60,7 +64,7 @@ class Taker(Protocol):
     def leave_slots(self) -> None:
         """Note that slots that the consumer may have were left to others."""
 
-    def take_rows(self, subject_filter: SubjectFilter, partitions: Numbers, rows: Rows) -> int:
+    def take_ordered(self, partitions: Numbers, rows: Rows) -> int:
         """Choose from rows in order; return how many have no messages left."""
 
     def pass_rows(self, count: int) -> None:
@@ -68,23 +72,26 @@ class Taker(Protocol):
 
 
 class _Forgotten(NamedTuple):
-    """The rows of a slot that were passed and forgotten: the sequence of the first message, and by partition the first
-    row that may be one of them.
+    """The rows of a slot that were passed and forgotten: when the first was stored, its subject and the sequence behind
+    it, and by partition the first row that may be one of them.
     """
 
-    sequence: int
+    stored_at_us: int
+    subject: int
+    end: int
     rows: tuple[int, ...]
 
 
 class OrderedScan:
-    """How far one filter of order keys is read, and what it has passed. A pull chooses from a copy."""
+    """How far the order keys of one group are read, and what was passed. A pull chooses from a copy."""
 
-    def __init__(self, subject_filter: SubjectFilter, store: Store) -> None:
-        self._filter = subject_filter
+    def __init__(self, group: Group, store: Store) -> None:
+        self._group = group
         self._store = store
+        self._filters = [base.lanes[LANE_ORDERED] for base in group.filters.values() if LANE_ORDERED in base.lanes]
         self._chooser: _SlotChooser | None = None
-        self._cursors = list(subject_filter.row_cursors)  # as this set them last
-        self._next_rows = list(subject_filter.row_cursors)
+        self._cursors = self._lowest()  # as this set them last
+        self._next_rows = list(self._cursors)
         # Rows that were passed, in the order in which they are to be handed out; where they lie; whether they wait.
         self._rows: Rows = _NO_ROWS
         self._partitions: Numbers = _NO_NUMBERS
@@ -92,7 +99,7 @@ class OrderedScan:
         self._waits: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)
         #: Slots whose passed rows were forgotten; and by partition the first such row.
         self._forgotten: dict[int, _Forgotten] = {}
-        self._is_forgotten: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)
+        self._is_forgotten: npt.NDArray[np.bool_] = np.zeros(ORDER_SLOTS, np.bool_)
         self._forgotten_from: list[int | None] = [None] * len(self._next_rows)
 
     # --- state -------------------------------------------------------------------------------------------------------
@@ -112,25 +119,38 @@ class OrderedScan:
         copied._chooser = None
         copied._waits = self._waits.copy()
         copied._forgotten = dict(self._forgotten)
-        copied._is_forgotten = self._is_forgotten.copy() if self._forgotten else np.zeros(0, np.bool_)
+        copied._is_forgotten = self._is_forgotten.copy()
         copied._forgotten_from = list(self._forgotten_from)
-        if self._filter.row_cursors != self._cursors:
-            copied._moved()
+        if (moved := self._lowest()) != self._cursors:
+            copied._go_on_from(moved)
         return copied
 
-    @property
-    def row_cursors(self) -> list[int]:
-        """The first rows that have messages left, by partition."""
-        return list(self._cursors)
+    def apply(self) -> None:
+        """Take the place of the scan that this is a copy of, and move the row cursors."""
+        self._group.scan = self
+        for subject_filter in self._filters:
+            subject_filter.row_cursors[:] = map(max, subject_filter.row_cursors, self._cursors)
+        self._cursors = self._lowest()
+
+    def _lowest(self) -> list[int]:
+        return list(map(min, zip(*(subject_filter.row_cursors for subject_filter in self._filters), strict=True)))
+
+    def _go_on_from(self, moved: list[int]) -> None:
+        """Go on where somebody has moved the row cursors to: what lies before is gone."""
+        self._next_rows = list(map(max, self._next_rows, moved))
+        if len(self._waits):
+            self._waits &= self._numbers >= np.array(moved)[self._partitions]
+        self._forgotten_from = [
+            None if first is None else max(first, row) for first, row in zip(self._forgotten_from, moved, strict=True)
+        ]
 
     # --- choosing ----------------------------------------------------------------------------------------------------
 
-    def take(self, taker: Taker, order: OrderSlots, consumer: int, consumers: int) -> None:
+    def take(self, taker: Taker, order: OrderSlots, subscription: Subscription, consumers: int) -> None:
         """Choose messages for a consumer, one of *consumers* that are there. Raises NotInMemory and StorageError."""
-        order.upto(self._store.subjects.count)
         chooser = self._chooser
         if chooser is None:
-            chooser = self._chooser = _SlotChooser(self._store, self._filter, taker.cursors, order, consumer, consumers)
+            chooser = self._chooser = _SlotChooser(self._store, taker.cursors, order, subscription, consumers)
         try:
             self._take_some(taker, order, chooser)
             while chooser.left_slots and taker.lacks and not taker.full:
@@ -147,18 +167,8 @@ class OrderedScan:
         if not taker.full and len(self._waits):
             self._take_passed(taker, chooser)
         rows = _FIRST_ROWS
-        while not taker.full and self._has_room(order) and self._read_on(taker, chooser, rows):
+        while not taker.full and self._has_room(chooser) and self._read_on(taker, chooser, rows):
             rows = min(rows * 8, _CHUNK_ROWS)
-
-    def _moved(self) -> None:
-        """Go on where somebody has moved the row cursors to: what lies before is gone."""
-        moved = self._filter.row_cursors
-        self._next_rows = list(map(max, self._next_rows, moved))
-        if len(self._waits):
-            self._waits &= self._numbers >= np.array(moved)[self._partitions]
-        self._forgotten_from = [
-            None if first is None else max(first, row) for first, row in zip(self._forgotten_from, moved, strict=True)
-        ]
 
     def _set_cursors(self) -> None:
         """Set the row cursors to the first rows that have messages left."""
@@ -179,19 +189,47 @@ class OrderedScan:
 
     def _take_forgotten(self, taker: Taker, chooser: _SlotChooser) -> None:
         """Choose from slots whose passed rows were forgotten, or have them read again."""
-        slots = np.fromiter(self._forgotten, np.int64)
-        is_done = chooser.cursors.of(slots) >= self._store.subjects.ends[slots]
-        for slot in slots[is_done].tolist():
+        subjects = self._subjects()
+        is_left = chooser.cursors.of(subjects) < self._store.subjects.ends[subjects]
+        subjects = subjects[is_left]
+        slots_of_subjects = self._store.subjects.lanes[subjects] & SLOT_BITS
+        slots, are_left = np.fromiter(self._forgotten, np.int64), np.zeros(ORDER_SLOTS, np.bool_)
+        are_left[slots_of_subjects] = True
+        for slot in slots[~are_left[slots]].tolist():
             self._remind(slot)
-        slots = slots[~is_done]
-        free = slots[chooser.may_have(slots)].tolist()
+        slots = slots[are_left[slots]]
+        free = self._free_of(slots[chooser.may_have(slots)], chooser)
         if free and not self._read_again(free):
-            for slot in free[:_MOST_SLOTS]:
-                if not self._take_slot(taker, slot):
+            looked_up = 0
+            for slot in free:
+                numbers = subjects[slots_of_subjects == slot].tolist()
+                if looked_up and looked_up + len(numbers) > _MOST_LOOKED_UP:
+                    taker.full = True  # it goes on in the next turn
                     return
-                self._remind(slot)
+                looked_up += len(numbers)
+                if self._take_slot(taker, chooser, slot, numbers):
+                    self._remind(slot)
+                elif taker.full:
+                    return
         if not self._forgotten:
             self._forgotten_from = [None] * len(self._forgotten_from)
+
+    def _free_of(self, slots: Numbers, chooser: _SlotChooser) -> list[int]:
+        """Return which of these slots have a message for the consumer as the next one, as far as that is known."""
+        heads = [self._forgotten[slot] for slot in slots.tolist()]
+        subjects = np.array([head.subject for head in heads], np.int64)
+        is_done = chooser.cursors.of(subjects) >= np.array([head.end for head in heads], np.uint64)
+        free: list[int] = slots[is_done | chooser.are_own(subjects)].tolist()
+        return free
+
+    def _subjects(self) -> Numbers:
+        """Return the numbers of the subjects with order keys that the group follows."""
+        taken = np.zeros(self._store.subjects.count, np.bool_)
+        for subject_filter in self._filters:
+            matches = subject_filter.matches(self._store)
+            assert matches is not None  # these are some lanes only
+            taken |= matches[: len(taken)]
+        return np.flatnonzero(taken)
 
     def _read_again(self, slots: list[int]) -> bool:
         """Go back to the first forgotten row of these slots; return False where that is not worth it.
@@ -199,7 +237,7 @@ class OrderedScan:
         Rows that are read again come after those that stay remembered, so only rows stored before them may stay.
         """
         rows = map(min, zip(*(self._forgotten[slot].rows for slot in slots), strict=True))
-        firsts = list(map(min, self._next_rows, map(max, rows, self._filter.row_cursors)))
+        firsts = list(map(min, self._next_rows, map(max, rows, self._lowest())))
         later = self._waits & (self._rows["stored_at_us"] >= self._first_stamp(firsts))
         for partition in set(self._partitions[later].tolist()):
             firsts[partition] = min(
@@ -223,18 +261,44 @@ class OrderedScan:
         del self._forgotten[slot]
         self._is_forgotten[slot] = False
 
-    def _take_slot(self, taker: Taker, slot: int) -> bool:
-        """Choose all messages of a slot that can be read; return whether none is left."""
-        cursors = taker.cursors
-        while parts := self._store.subject_rows(
-            slot, max(cursors.get(slot), self._forgotten[slot].sequence), _SLOT_ROWS
-        ):
-            for partition, rows in parts:
-                if taker.take_rows(self._filter, np.array([partition]), rows) < len(rows) or taker.full:
-                    return False
-            if cursors.get(slot) >= int(self._store.subjects.ends[slot]):
+    def _take_slot(self, taker: Taker, chooser: _SlotChooser, slot: int, subjects: list[int]) -> bool:
+        """Choose all messages of a slot that can be read, from the subjects that have some; return whether none is
+        left.
+        """
+        cursors, forgotten = chooser.cursors, self._forgotten[slot]
+        while True:
+            rows, partitions, more = self._rows_of(subjects, cursors, forgotten.stored_at_us)
+            if not len(rows):
                 return True
-        return True
+            taken, done = _take(taker, chooser, partitions, rows)
+            is_left = np.ones(len(rows), np.bool_)
+            is_left[taken] = is_left[done] = False
+            if is_left.any():
+                head = rows[int(np.argmax(is_left))]
+                end = int(head["first_sequence"]) + int(head["count"])
+                self._forgotten[slot] = forgotten._replace(subject=int(head["subject"]), end=end)
+                return False
+            if taker.full or not more:
+                return not more
+
+    def _rows_of(self, subjects: list[int], cursors: ChosenCursors, first_us: int) -> tuple[Rows, Numbers, bool]:
+        """Return the next rows of some subjects that were stored from *first_us* on, in the order in which they were
+        stored; their partitions; and whether there are more.
+        """
+        heads, partitions, limit, more = [_NO_ROWS], [_NO_NUMBERS], np.uint64(2**64 - 1), False
+        for number in subjects:
+            start = cursors.get(number) or self._store.sequence_at_time(number, first_us)
+            found = [] if start is None else self._store.subject_rows(number, start, _SLOT_ROWS)
+            heads += [rows for _, rows in found]
+            partitions += [np.full(len(rows), partition, np.int64) for partition, rows in found]
+            if found and sum(len(rows) for _, rows in found) >= _SLOT_ROWS:
+                limit, more = min(limit, found[-1][1]["stored_at_us"][-1]), True
+        rows = np.concatenate(heads)
+        if not len(rows):
+            return rows, _NO_NUMBERS, False
+        wanted = np.flatnonzero(rows["stored_at_us"] <= limit)
+        order = wanted[np.lexsort((rows["run"][wanted], rows["stored_at_us"][wanted]))]
+        return chosen_of([rows], order), np.concatenate(partitions)[order], more
 
     def _take_passed(self, taker: Taker, chooser: _SlotChooser) -> None:
         """Choose from the rows that were passed."""
@@ -242,7 +306,7 @@ class OrderedScan:
         for at in range(0, len(waiting), _PASSED_ROWS):
             index = waiting[at : at + _PASSED_ROWS]
             rows = chosen_of([self._rows], index)
-            taken, done = _take(taker, self._filter, chooser, self._partitions[index], rows)
+            taken, done = _take(taker, chooser, self._partitions[index], rows)
             self._waits[index[done]] = False
             self._waits[index[taken]] = False
             if taker.full:
@@ -254,23 +318,34 @@ class OrderedScan:
         if not len(rows):
             return False
         taker.pass_rows(len(rows))
-        matches = self._filter.matches(self._store)
-        wanted = np.ones(len(rows), np.bool_) if matches is None else matches[rows["subject"]]
-        self._is_forgotten = _upto(self._is_forgotten, self._store.subjects.count)
-        wanted &= ~self._is_forgotten[rows["subject"]]
-        index = np.flatnonzero(wanted)
+        index = np.flatnonzero(rows["lane"] >= LANE_ORDERED)
+        if len(index):
+            index = index[self._followed(rows["subject"][index], partitions[index], numbers[index])]
+            index = index[~self._is_forgotten[rows["lane"][index] & SLOT_BITS]]
         behind = np.bincount(partitions, minlength=len(self._next_rows)).tolist()
         if not len(index):
             self._pass_rows(behind)
             return True
         rows, partitions, numbers = chosen_of([rows], index), partitions[index], numbers[index]
-        taken, done = _take(taker, self._filter, chooser, partitions, rows)
+        taken, done = _take(taker, chooser, partitions, rows)
         left = np.ones(len(rows), np.bool_)
         left[done] = left[taken] = False
         self._pass_rows(behind)
         if left.any():
             self._remember(chosen_of([rows], np.flatnonzero(left)), partitions[left], numbers[left])
         return True
+
+    def _followed(self, subjects: npt.NDArray[Any], partitions: Numbers, numbers: Numbers) -> npt.NDArray[np.bool_]:
+        """Return which rows are of subjects that the group follows, from where it follows them on."""
+        followed = np.zeros(len(subjects), np.bool_)
+        for subject_filter in self._filters:
+            matches = subject_filter.matches(self._store)
+            assert matches is not None  # these are some lanes only
+            taken = matches[subjects]
+            if any(row > lowest for row, lowest in zip(subject_filter.row_cursors, self._cursors, strict=True)):
+                taken &= numbers >= np.array(subject_filter.row_cursors)[partitions]
+            followed |= taken
+        return followed
 
     def _pass_rows(self, counts: list[int]) -> None:
         self._next_rows = [row + count for row, count in zip(self._next_rows, counts, strict=True)]
@@ -307,29 +382,29 @@ class OrderedScan:
         self._numbers = np.concatenate([self._numbers[left], numbers])
         self._waits = np.ones(len(self._rows), np.bool_)
 
-    def _has_room(self, order: OrderSlots) -> bool:
+    def _has_room(self, chooser: _SlotChooser) -> bool:
         """Return whether more rows may be passed; forget those of blocked slots where there are too many."""
         left = np.flatnonzero(self._waits)
         if len(left) < MOST_PASSED:
             return True
         rows = chosen_of([self._rows], left)
-        blocked = order.blocked(rows["subject"])
-        index = np.flatnonzero(blocked)
+        slots_of_rows = rows["lane"] & SLOT_BITS
+        index = np.flatnonzero(chooser.are_blocked(slots_of_rows))
         if not len(index):
             return False
-        slots, heads = np.unique(rows["subject"][index], return_index=True)
+        slots, heads = np.unique(slots_of_rows[index], return_index=True)
         first_rows = np.tile(np.array(self._next_rows), (len(slots), 1))
         partitions, numbers = self._partitions[left[index]], self._numbers[left[index]]
-        np.minimum.at(first_rows, (np.searchsorted(slots, rows["subject"][index]), partitions), numbers)
-        sequences = rows["first_sequence"][index[heads]].tolist()
-        for slot, sequence, firsts in zip(slots.tolist(), sequences, first_rows.tolist(), strict=True):
-            self._forgotten[slot] = _Forgotten(sequence, tuple(firsts))
-        self._is_forgotten = _upto(self._is_forgotten, self._store.subjects.count)
+        np.minimum.at(first_rows, (np.searchsorted(slots, slots_of_rows[index]), partitions), numbers)
+        for slot, head, firsts in zip(slots.tolist(), index[heads].tolist(), first_rows.tolist(), strict=True):
+            first = rows[head]
+            end = int(first["first_sequence"]) + int(first["count"])
+            self._forgotten[slot] = _Forgotten(int(first["stored_at_us"]), int(first["subject"]), end, tuple(firsts))
         self._is_forgotten[slots] = True
         # Also of partitions without such rows: later ones of the slots are passed there, too.
         for partition, row in enumerate(first_rows.min(axis=0).tolist()):
-            first = self._forgotten_from[partition]
-            self._forgotten_from[partition] = row if first is None else min(first, row)
+            known = self._forgotten_from[partition]
+            self._forgotten_from[partition] = row if known is None else min(known, row)
         self._waits[left[index]] = False
         return True
 
@@ -338,30 +413,78 @@ class _SlotChooser:
     """Decides in one pull which slots a consumer gets messages of."""
 
     def __init__(
-        self, store: Store, subject_filter: SubjectFilter, cursors: ChosenCursors, order: OrderSlots, consumer: int,
-        consumers: int,
-    ) -> None:  # fmt: skip
+        self, store: Store, cursors: ChosenCursors, order: OrderSlots, subscription: Subscription, consumers: int
+    ) -> None:
+        assert subscription.member is not None
         self.cursors = cursors
+        self.has_one_partition = len(store.partitions) == 1
+        self._store = store
         self._order = order
-        self._consumer = consumer
+        self._consumer = subscription.member.number
         self._room: int | None = None  # for so many slots that it does not hold
         self._more = 1  # for so many more the next time
         #: The consumer may have slots that it does not get, since there was no room for them.
         self.left_slots = False
-        self._granted: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)
+        #: Slots whose next message is for consumers that follow other subjects.
+        self._are_others = np.zeros(ORDER_SLOTS, np.bool_)
+        #: The filters of its own subjects; none where it follows all that its group does.
+        self._own = list[SubjectFilter]()
+        if len(subscription.filters) < len(subscription.group.filters):
+            self._own = [base.lanes[LANE_ORDERED] for base in subscription.filters if LANE_ORDERED in base.lanes]
         if consumers > 1:
-            self._room = self._room_among(store, subject_filter, consumers)
-            self._granted = np.zeros(store.subjects.count, np.bool_)
+            self._room = self._room_among(subscription, consumers)
+            self._granted = np.zeros(ORDER_SLOTS, np.bool_)
 
-    def _room_among(self, store: Store, subject_filter: SubjectFilter, consumers: int) -> int:
-        matches = subject_filter.matches(store)
-        slots = np.arange(store.subjects.count) if matches is None else np.flatnonzero(matches[: store.subjects.count])
-        owners = self._order.owners_of(slots)
-        mine, active = int(np.count_nonzero(owners == self._consumer)), len(slots)
-        if len(slots) <= _MOST_COUNTED:
-            ends = store.subjects.ends[slots]
-            active = int(np.count_nonzero((owners != 0) | (ends > self.cursors.of(slots))))
-        return max(1, -(-active // consumers) - mine)  # whoever asks gets what waits, if only of one slot
+    def _room_among(self, subscription: Subscription, consumers: int) -> int:
+        """Return how many slots the consumer may have beside its own: its part of those with messages for it."""
+        store, held = self._store, self._order.held_by(self._consumer)
+        is_active, subjects = held.are_held, store.subjects
+        for base in subscription.filters:
+            if LANE_ORDERED not in base.lanes:
+                continue
+            matches = base.lanes[LANE_ORDERED].matches(store)
+            assert matches is not None  # these are some lanes only
+            numbers = np.flatnonzero(matches[: subjects.count])
+            if len(numbers) <= _MOST_COUNTED:
+                numbers = numbers[subjects.ends[numbers] > self.cursors.of(numbers)]
+            is_active[subjects.lanes[numbers] & SLOT_BITS] = True
+        active = int(np.count_nonzero(is_active))
+        return max(1, -(-active // consumers) - held.own)  # whoever asks gets what waits, if only of one slot
+
+    def are_blocked(self, slots: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+        """Return which slots somebody else holds, a retry, or a message for other consumers."""
+        blocked: npt.NDArray[np.bool_] = self._order.blocked(slots) | self._are_others[slots]
+        return blocked
+
+    def may_take(self, rows: Rows) -> npt.NDArray[np.bool_]:
+        """Return which rows with messages left the consumer gets, asked in the order in which they were stored."""
+        slots = rows["lane"] & SLOT_BITS
+        others = self._note_others(rows["subject"], slots)
+        allowed = self.may_have(slots) if others is None else np.zeros(len(slots), np.bool_)
+        if others is not None:
+            before = np.flatnonzero(~others)
+            allowed[before] = self.may_have(slots[before])
+        return allowed
+
+    def are_own(self, subjects: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+        """Return which of the subjects, all of which its group follows, the consumer follows."""
+        are_own = np.full(len(subjects), not self._own)
+        for subject_filter in self._own:
+            matches = subject_filter.matches(self._store)
+            assert matches is not None  # these are some lanes only
+            are_own |= matches[subjects]
+        return are_own
+
+    def _note_others(self, subjects: npt.NDArray[Any], slots: npt.NDArray[Any]) -> npt.NDArray[np.bool_] | None:
+        """Return which rows are for other consumers, or behind such a row in their slot; None: none."""
+        if not self._own:
+            return None
+        others = np.flatnonzero(~self.are_own(subjects))
+        first = np.full(ORDER_SLOTS, len(subjects))
+        np.minimum.at(first, slots[others], others)
+        behind: npt.NDArray[np.bool_] = self._are_others[slots] | (np.arange(len(subjects)) >= first[slots])
+        self._are_others[slots[others]] = True
+        return behind
 
     def may_have(self, slots: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
         """Return of which slots the consumer gets messages, asked in the order in which these were stored."""
@@ -386,26 +509,15 @@ class _SlotChooser:
         self.left_slots = False
 
 
-def _take(
-    taker: Taker, subject_filter: SubjectFilter, chooser: _SlotChooser, partitions: Numbers, rows: Rows
-) -> tuple[Numbers, Numbers]:
+def _take(taker: Taker, chooser: _SlotChooser, partitions: Numbers, rows: Rows) -> tuple[Numbers, Numbers]:
     """Choose from rows; return the indexes of rows that are taken whole now, and of those that the group had before."""
-    subjects = rows["subject"]
-    numbers = chooser.cursors.of(subjects)
-    is_done = rows["first_sequence"] + rows["count"] <= numbers
+    is_done = rows["first_sequence"] + rows["count"] <= chooser.cursors.of(rows["subject"])
     wanted = np.flatnonzero(~is_done)
     if len(wanted):  # a slot is granted for messages only
-        wanted = wanted[chooser.may_have(subjects[wanted])]
+        some = rows if len(wanted) == len(rows) else chosen_of([rows], wanted)
+        wanted = wanted[chooser.may_take(some)]
     if len(wanted):
         some = rows if len(wanted) == len(rows) else chosen_of([rows], wanted)
-        where = partitions[:1] if len(subject_filter.row_cursors) == 1 else partitions[wanted]
-        wanted = wanted[: taker.take_rows(subject_filter, where, some)]
+        where = partitions[:1] if chooser.has_one_partition else partitions[wanted]
+        wanted = wanted[: taker.take_ordered(where, some)]
     return wanted, np.flatnonzero(is_done)
-
-
-def _upto(column: npt.NDArray[np.bool_], count: int) -> npt.NDArray[np.bool_]:
-    if len(column) >= count:
-        return column
-    grown = np.zeros(max(count, 2 * len(column)), np.bool_)
-    grown[: len(column)] = column
-    return grown

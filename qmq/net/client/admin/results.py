@@ -38,7 +38,8 @@ class BlockedSlot:
 
     ``reason`` is "in_flight": ``consumer`` has that one since ``since``, in attempt ``attempts``; or "retrying": it is
     to be delivered again at ``due``, after ``attempts`` failed attempts, the last of which failed at ``since`` for
-    ``failure``. ``message_id`` and ``order_key`` are those of the message that the others come behind.
+    ``failure``. ``subject``, ``message_id`` and ``order_key`` are those of the message that the others come behind;
+    these have subjects such as ``waiting_subjects``, a few of them.
 
     ``consumer`` and ``since`` of messages in flight are always there. The rest is filled in where a single group is
     asked for, ``admin.groups("desk")``, and None or 0 where the broker would have to search long for it.
@@ -55,6 +56,7 @@ class BlockedSlot:
     failure: str = ""
     message_id: str | None = None
     order_key: str | None = None
+    waiting_subjects: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +192,7 @@ def _blocked_of(row: Mapping[str, Any]) -> BlockedSlot:
     return BlockedSlot(
         row["subject"], row["slot"], row["waiting"], row["reason"], row["consumer"], time_of(row["since_us"]),
         time_of(row["due_us"]), row["attempts"], row["failure"], row["message_id"], row["order_key"],
+        tuple(row.get("waiting_subjects", ())),
     )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from qmq.durations import Duration
 from qmq.errors import Fenced, InvalidOption, ProtocolError, Retry
+from qmq.format.lanes import slot_of
 from qmq.format.layout import LANE_ORDERED, RUN_REPLAYED
 from qmq.format.private import PRIVATE, origin_subject
 from qmq.format.run import Envelopes, Run, messages_in
@@ -22,8 +23,8 @@ from qmq.intervals import Intervals
 from qmq.net.client.options import delay_us_of
 from qmq.net.protocol.types import RESENT_BIT, ConsumerState, Disposition
 
-#: A slot of order keys: a subject and a lane.
-Slot = tuple[str, int]
+#: The number of a slot of order keys, which is that of all subjects.
+Slot = int
 
 #: Ranges of messages that went back, which a window remembers to say so.
 MOST_TAKEN_BACK: Final = 10_000
@@ -168,8 +169,8 @@ class InFlightWindow:
         self.fenced: Fenced | None = None
         #: Acks that the broker has refused, or may have.
         self.lost = Intervals()
-        # Runs of messages with order keys: delivery sequences [start, end), subject and lane.
-        self._ordered: list[tuple[int, int, str, int]] = []
+        # Runs of messages with order keys: delivery sequences [start, end), and slot.
+        self._ordered: list[tuple[int, int, Slot]] = []
         self._most_ordered = _MANY_ORDERED
         # Slots of which messages are on their way back, and how many dispositions of these the broker has not answered.
         self._failing: dict[Slot, int] = {}
@@ -266,9 +267,9 @@ class InFlightWindow:
             floor, done = self.floor, self._done
             ordered = [one for one in ordered if one[1] > floor and not done.covers(one[0], one[1])]
             self._ordered, self._most_ordered = ordered, max(_MANY_ORDERED, 2 * len(ordered))
-        ordered += [(run.delivery_sequence, run.delivery_sequence + run.count, run.subject, run.lane) for run in runs]
+        ordered += [(run.delivery_sequence, run.delivery_sequence + run.count, slot_of(run.lane)) for run in runs]
         for run in runs if self._failing else ():
-            if (run.subject, run.lane) in self._failing:  # the broker sent it before it knew, and takes it back
+            if slot_of(run.lane) in self._failing:  # the broker sent it before it knew, and takes it back
                 start = run.delivery_sequence
                 self.owner.return_early(self, start, start + run.count)
 
@@ -296,7 +297,7 @@ class InFlightWindow:
     def _slots_of(self, start: int, end: int) -> set[Slot]:
         first = bisect_right(self._ordered, start, key=_end_of)
         last = bisect_left(self._ordered, end, first, key=_start_of)
-        return {(subject, lane) for _, _, subject, lane in self._ordered[first:last]}
+        return {slot for _, _, slot in self._ordered[first:last]}
 
     def behind(self, start: int, end: int) -> list[tuple[int, int]]:
         """Return the ranges of messages without a disposition that follow one of [start, end) in the same slot of order
@@ -306,8 +307,8 @@ class InFlightWindow:
             return []
         self._end_streak()
         found, slots = list[tuple[int, int]](), self._slots_of(start, end)
-        for low, high, subject, lane in self._ordered[bisect_right(self._ordered, start, key=_end_of) :]:
-            if (subject, lane) in slots:
+        for low, high, slot in self._ordered[bisect_right(self._ordered, start, key=_end_of) :]:
+            if slot in slots:
                 found += self._done.missing(max(low, end, self.floor), max(high, end, self.floor))
         return found
 
@@ -568,11 +569,11 @@ class InFlightWindow:
             self._done.drop_below(ack_floor)
 
 
-def _start_of(ordered: tuple[int, int, str, int]) -> int:
+def _start_of(ordered: tuple[int, int, Slot]) -> int:
     return ordered[0]
 
 
-def _end_of(ordered: tuple[int, int, str, int]) -> int:
+def _end_of(ordered: tuple[int, int, Slot]) -> int:
     return ordered[1]
 
 

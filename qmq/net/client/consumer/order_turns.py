@@ -11,6 +11,7 @@ import threading
 from collections import deque
 from typing import Any, Final, Generic
 
+from qmq.format.lanes import slot_of
 from qmq.net.client.consumer.in_flight import Slot
 from qmq.net.client.consumer.message import M
 
@@ -57,7 +58,7 @@ class OrderTurns(Generic[M]):
         was set aside, or, where it is one too many, for how many seconds it has to go back. If it cannot go back, it is
         set aside all the same.
         """
-        slot = slot_of(message)
+        slot = slot_of_message(message)
         with self._lock:
             turn = self._turns.get(slot)
             if turn is None:
@@ -74,7 +75,7 @@ class OrderTurns(Generic[M]):
         """[any thread] Note that the handler of *message* has ended; return the next one of its slot, None if the slot
         is free.
         """
-        slot = slot_of(message)
+        slot = slot_of_message(message)
         with self._lock:
             turn = self._turns[slot]
             if not turn.aside:
@@ -120,7 +121,6 @@ def _fits(turn: _Turn[Any], now: float) -> tuple[int, float]:
     return fits, min(max(seconds, LEAST_BACK), MOST_BACK)
 
 
-def slot_of(message: Any) -> Slot:
+def slot_of_message(message: Any) -> Slot:
     """Return the slot of a message with an order key."""
-    run = message._run
-    return run.subject, run.lane
+    return slot_of(message._run.lane)

@@ -29,7 +29,7 @@ from qmq.net.client.producer.batch import (
     OutgoingBatch,
     Waiter,
 )
-from qmq.net.client.producer.ordered import order_key_of
+from qmq.net.client.producer.ordered import OrderedRun, key_of, order_key_of
 from qmq.net.client.producer.run import OutgoingRun, RunName, Sizes, name_of
 from qmq.net.protocol.frames import FRAME_SIZE
 
@@ -94,8 +94,10 @@ class Accumulator:
         # The short cut of _append: the runs of the open batch of the usual durability, and its waiters.
         self._open_runs: dict[RunName, OutgoingRun | bytes | None] = {}
         self._open_waiters: list[tuple[OutgoingRun, int, int, Waiter]] = []
-        #: With several brokers: returns the one to which messages of a subject and order key go. None: there is one.
-        self.broker_of: Callable[[str, str], int] | None = None
+        # Its last run of messages with order keys.
+        self._last_ordered: OutgoingRun | None = None
+        #: With several brokers: returns the one to which messages of an order key go. None: there is one.
+        self.broker_of: Callable[[str], int] | None = None
         #: Batches that have not ended, oldest first.
         self.unfinished: dict[OutgoingBatch, None] = {}
         self._flush = flush
@@ -199,7 +201,7 @@ class Accumulator:
         run.add_ticket(ticket)
         if run.tickets is not None and self._may_cut_short:
             if run.lane != LANE_NORMAL:
-                if run.lane == LANE_ORDERED and run.headers is not None:
+                if run is self._last_ordered and run.headers is not None:
                     self.ordered[run.subject] = run.bodies, run.tickets, run.headers
             elif run.headers is None:
                 self.plain[run.subject] = run.bodies, run.tickets
@@ -222,6 +224,8 @@ class Accumulator:
             return run
         lane = header.lane
         run = self._open_runs.get(name_of(subject, lane) if lane else subject)
+        if lane >= LANE_ORDERED and run is not self._last_ordered:
+            return None  # a message of its order key may be in a run behind this one
         room = self.room - len(body) - len(header.packed) - (ORDERED_OVERHEAD if lane else MESSAGE_OVERHEAD)
         if (
             not isinstance(run, OutgoingRun) or room < 0 or flush != self._flush
@@ -338,6 +342,7 @@ class Accumulator:
         name = name_of(subject, lane) if lane else subject
         kind = self._kind_of(subject, name, flush, header)
         size = len(body) + len(header.packed) + MESSAGE_OVERHEAD + _more_of(kind, lane)
+        self._seal_disorder(name, kind, header)
         batch = self._open.get(kind)
         run = batch.run_of(name) if batch is not None else None
         if batch is None or run is None or batch.size + size > self._batch_bytes:
@@ -364,6 +369,9 @@ class Accumulator:
             return self._place_some(
                 subject, bodies[:half], sizes[:half], sizes_with_headers[:half], flush, many, now, header, own
             )
+        if (before := self._open.get(kind)) is not None and len(before.ordered) > 1:
+            for one in (header,) if headers is None else headers:
+                self._seal_disorder(name, kind, one)
         batch, run = self._open_for(name, size, kind, now)
         index = run.extend(bodies, header, sizes, headers)
         batch.waiters.append((run, index, len(bodies), many.part(len(bodies))))
@@ -383,9 +391,11 @@ class Accumulator:
                 batch = None
             elif run is not None:
                 return batch, run
+        is_ordered = type(name) is tuple and name[1] == LANE_ORDERED
         for other in list(self._open):
             same_order = other.delayed == kind.delayed and other.broker == kind.broker
-            if same_order and other != kind and name in self._open[other].runs:
+            before = self._open[other]
+            if same_order and other != kind and (name in before.runs or (is_ordered and before.ordered)):
                 self._seal(other)
         if batch is None:
             batch = self._open[kind] = OutgoingBatch(kind.flush, now)
@@ -395,15 +405,28 @@ class Accumulator:
                 self._open_runs, self._open_waiters = batch.runs, batch.waiters
             self._open_single()
         run = batch.new_run(name)
+        if is_ordered and batch.runs is self._open_runs:
+            self.ordered, self._last_ordered = {}, run
         batch.size += run_bytes
         self._queued_bytes += run_bytes
         return batch, run
+
+    def _seal_disorder(self, name: RunName, kind: BatchKind, header: AnyHeader) -> None:
+        """Seal the open batch of that kind where a message of that name would come before an earlier one of its order
+        key in another subject: runs lie in the order in which they were begun.
+        """
+        batch = self._open.get(kind)
+        if type(name) is not tuple or name[1] != LANE_ORDERED or batch is None or len(batch.ordered) < 2:
+            return
+        run = batch.run_of(name)
+        if isinstance(run, OrderedRun) and run is not batch.ordered[-1] and not batch.may_follow(run, key_of(header)):
+            self._seal(kind)
 
     def _kind_of(self, subject: str, name: RunName, flush: bool, header: MessageHeader) -> BatchKind:
         """Return the kind of batch for a message to the run of that name."""
         broker = ANY_BROKER
         if self.broker_of is not None and header.lane >= LANE_ORDERED:
-            broker = self.broker_of(subject, order_key_of(header))
+            broker = self.broker_of(order_key_of(header))
         delayed = header.deliver_at > 0
         kind = BatchKind(flush, delayed, True, broker)
         if header.expire_at or ((batch := self._open.get(kind)) is not None and name in batch.runs):
@@ -534,7 +557,7 @@ class Accumulator:
     def _close_short_cut(self) -> None:
         self.plain = {}
         self.keyed = {}
-        self.ordered = {}
+        self.ordered, self._last_ordered = {}, None
         self.room = self._room_before = 0
         self._open_runs, self._open_waiters = {}, []
         self._single_runs = None

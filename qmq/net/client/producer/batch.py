@@ -21,7 +21,7 @@ from qmq.format.layout import (
     RUN_SIZE,
 )
 from qmq.format.source import MAX_SENT_BYTES, NO_SOURCE
-from qmq.net.client.producer.ordered import OrderedRun
+from qmq.net.client.producer.ordered import OrderedRun, key_of
 from qmq.net.client.producer.receipts import AnySpan, OrderedSpan, Receipt, Receipts, StoredSpan
 from qmq.net.client.producer.run import LaneRun, OutgoingRun, RunName
 from qmq.net.protocol.frames import made
@@ -58,6 +58,9 @@ class OutgoingBatch:
     count = 0
     #: How many runs it was built of, if that differs from ``runs``: an ordered run becomes one for each slot.
     built_runs = 0
+    #: Its runs of messages with order keys, in the order in which they were begun.
+    ordered: Sequence[OrderedRun] = ()
+    _counted: Sequence[int] = ()  # how many of the messages of each are in _last_runs
     #: The broker that it has to go to, by the number of its address; ANY_BROKER: to that of new batches.
     broker = ANY_BROKER
     producer_sequence = 0
@@ -82,6 +85,7 @@ class OutgoingBatch:
         #: with many subjects, an object for each message would take most of the time, half of it in the collector.
         self.runs: dict[RunName, OutgoingRun | bytes | None] = {}
         self.singles: dict[RunName, int] = {}  # tickets of single messages by subject
+        self._last_runs: dict[str, int] = {}  # by order key: the number of the last of ``ordered`` that has it
         self.size = BATCH_OVERHEAD  # counts against limits; never below the size of the built batch
         self.waiters: list[tuple[OutgoingRun, int, int, Waiter]] = []  # run, first index, count (0: one send), waiter
 
@@ -121,9 +125,23 @@ class OutgoingBatch:
         else:
             assert type(name) is tuple
             self.has_lanes = True
-            run = LaneRun(name) if name[1] != LANE_ORDERED else OrderedRun(name[0])
+            run = LaneRun(name)
+            if name[1] == LANE_ORDERED:
+                run = OrderedRun(name[0])
+                self.ordered = [*self.ordered, run]
+                self._counted = [*self._counted, 0]
         self.runs[name] = run
         return run
+
+    def may_follow(self, run: OrderedRun, order_key: str) -> bool:
+        """Return whether a message with that order key may go to the end of *run*: no run behind that has the key."""
+        last = self._last_runs
+        for number, (one, counted) in enumerate(zip(self.ordered, self._counted, strict=True)):
+            for header in (one.headers or ())[counted:]:
+                known = key_of(header)
+                last[known] = max(number, last.get(known, 0))
+        self._counted = [len(one.bodies) for one in self.ordered]
+        return last.get(order_key, -1) <= self.ordered.index(run)
 
     def build(self, created_at_us: int, producer_id: bytes, producer_sequence: int, source: bytes = NO_SOURCE) -> None:
         """Build the bytes of the batch, and free the bodies."""

@@ -109,6 +109,13 @@ def order_key_of(header: MessageHeader) -> str:
     return order_key
 
 
+def key_of(header: AnyHeader) -> str:
+    """Return the order key of a message with one, by its header: a text is its order key."""
+    if isinstance(header, MessageHeader):
+        return order_key_of(header)
+    return header if isinstance(header, str) else header.decode()
+
+
 def _slots_of(headers: Sequence[Any]) -> _Indexes:
     """Return the slot of each message."""
     if set(map(type, headers)) == {bytes}:

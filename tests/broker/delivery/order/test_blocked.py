@@ -74,9 +74,9 @@ def test_a_slot_names_the_message_that_is_in_flight(tmp_path: Path, prefix: str,
             driven.open()
     assert driven.rows("groups", group="g")[0]["blocked"] == [
         {
-            "subject": "a.b", "slot": ord("k"), "waiting": 2, "reason": "in_flight", "consumer": "one",
-            "since_us": since_us, "due_us": None, "attempts": 1, "failure": "", "message_id": driven.ids["k 0"],
-            "order_key": "k",
+            "subject": "a.b", "slot": ord("k"), "waiting": 2, "waiting_subjects": ("a.b",), "reason": "in_flight",
+            "consumer": "one", "since_us": since_us, "due_us": None, "attempts": 1, "failure": "",
+            "message_id": driven.ids["k 0"], "order_key": "k",
         }
     ]  # fmt: skip
     assert {row["consumer"]: row["order_slots"] for row in driven.rows("consumers", group="g")} == {"one": 2}
@@ -101,9 +101,9 @@ def test_a_slot_names_the_retry_and_when_it_is_due(tmp_path: Path, prefix: str, 
         driven.restart()
     row = driven.blocked("k")
     assert row == {
-        "subject": "a.b", "slot": ord("k"), "waiting": 1, "reason": "retrying", "consumer": None,
-        "since_us": failed_us, "due_us": due_us, "attempts": 2, "failure": "it broke", "message_id": driven.ids["k 0"],
-        "order_key": "k",
+        "subject": "a.b", "slot": ord("k"), "waiting": 1, "waiting_subjects": ("a.b",), "reason": "retrying",
+        "consumer": None, "since_us": failed_us, "due_us": due_us, "attempts": 2, "failure": "it broke",
+        "message_id": driven.ids["k 0"], "order_key": "k",
     }  # fmt: skip
     name = f"an earlier message of order key 'k' (slot 107, {driven.ids['k 0']})"
     assert driven.reason("k") == f"{name} is to be delivered again first, due {_text(due_us)}: it broke"

@@ -54,11 +54,11 @@ class Slots(Driven):
             self.do(self.send_command({subject: [sent[-1].encode()]}, lane=slot))
         return sent
 
-    def join(self, name: str, *prefixes: str, **settings: object) -> Session:
+    def join(self, name: str, *prefixes: str, start: str | None = None, **settings: object) -> Session:
         self.connections += 1
         nonce = name.encode().ljust(8, b"-") + b"%8d" % self.connections
         command = Subscribe(
-            self.connections, self.request(), "g", prefixes or ("a.",), name, None, nonce, nonce,
+            self.connections, self.request(), "g", prefixes or ("a.",), name, start, nonce, nonce,
             settings=tuple({"retry_delays_us": (0,), **settings}.items()),
         )  # fmt: skip
         answers = self.do(command) or self.sync_records()
@@ -697,6 +697,18 @@ def test_resent_messages_come_in_order_and_before_what_follows(tmp_path: Path) -
     driven.close()
 
 
+SUBJECTS = ("a.b", "a.c", "c.d")
+_ALL = ("a.", "c.d")
+#: What the consumers of a group follow.
+FOLLOWED: tuple[dict[str, tuple[str, ...]], ...] = (
+    {"one": _ALL, "two": _ALL, "three": _ALL},
+    {"one": ("",), "two": ("",), "three": ("",)},
+    {"one": ("a.b", "a.c", "c.d"), "two": ("a.b", "a.c", "c.d"), "three": ("a.b", "a.c", "c.d")},
+    {"one": ("a.b",), "two": ("a.c", "c."), "three": ("a.b", "c.")},
+    {"one": ("a.",), "two": ("c.",), "three": ("a.", "c.")},
+)
+
+
 class Model:
     """The messages that consumers have, and those that are settled."""
 
@@ -730,7 +742,7 @@ class Model:
                 del self.in_hand[name][one]
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize("partitions", [1, 3])
 def test_random_histories_keep_one_owner_a_key_and_its_order(
     tmp_path: Path, seed: int, partitions: int, monkeypatch: pytest.MonkeyPatch
@@ -739,14 +751,20 @@ def test_random_histories_keep_one_owner_a_key_and_its_order(
     monkeypatch.setattr("qmq.broker.delivery.order.scan.AGAIN_ROWS", 10 if seed % 2 else 100_000)
     chance, driven, model = random.Random(seed), Slots(tmp_path, partitions=partitions), Model()
     settings = {"max_attempts": 4, "max_unacked": 12, "max_session_expiries": 100}
-    sessions = {name: driven.join(name, **settings) for name in ("one", "two", "three")}
+    prefixes = chance.choice(FOLLOWED)
+
+    def join(name: str) -> Session:
+        return driven.join(name, *prefixes[name], **settings)
+
+    sessions = {name: join(name) for name in prefixes}
     keys = ["k", "l", "m", "n", "o"]
     for _ in range(300):
         luck, name = chance.random(), chance.choice(list(sessions))
         who, mine = sessions[name], model.in_hand[name]
         if luck < 0.3:
-            for body in driven.put(*chance.choices(keys, k=chance.choice((1, 1, 3, 8)))):
-                model.sent[body.split()[0]].append(int(body.split()[1]))
+            for key in chance.choices(keys, k=chance.choice((1, 1, 3, 8))):
+                (body,) = driven.put(key, subject=chance.choice(SUBJECTS))
+                model.sent[key].append(int(body.split()[1]))
         elif luck < 0.6:
             model.given(name, driven.take(who, chance.choice((1, 2, 5, 100))))
         elif luck < 0.8 and mine:
@@ -767,13 +785,13 @@ def test_random_histories_keep_one_owner_a_key_and_its_order(
             if chance.random() < 0.5:
                 driven.do(Unsubscribe(who.connection, driven.request(), who.subscription))
                 model.in_hand[name].clear()
-            sessions[name] = driven.join(name)  # a takeover, or a new start
+            sessions[name] = join(name)  # a takeover, or a new start
             if not driven.broker.groups["g"].ledger.by_name[name].in_flight.count:
                 model.in_hand[name].clear()
         elif luck < 0.93:
             driven.store.close(clean=False)
             driven.open()
-            sessions = {name: driven.join(name) for name in sessions}
+            sessions = {name: join(name) for name in sessions}
             for name in sessions:
                 if not driven.broker.groups["g"].ledger.by_name[name].in_flight.count:
                     model.in_hand[name].clear()
@@ -783,7 +801,7 @@ def test_random_histories_keep_one_owner_a_key_and_its_order(
                 driven.alive(*(one for other, one in sessions.items() if other != silent))
                 driven.advance(SESSION_MS // 2)
             model.in_hand[silent].clear()
-            sessions[silent] = driven.join(silent)
+            sessions[silent] = join(silent)
         else:
             driven.alive(*sessions.values())
             driven.advance(200)

@@ -44,20 +44,6 @@ def test_a_full_window_is_opened_by_a_nack_and_the_first_comes_again(tmp_path: P
     driven.close()
 
 
-@pytest.mark.parametrize("prefixes", [("a.",), ("",), ("a.b", "a.c"), ("a.b", "a.")])
-def test_one_key_in_two_subjects_is_two_slots(tmp_path: Path, prefixes: tuple[str, ...]) -> None:
-    driven = Keys(tmp_path)
-    one, two = driven.join("one", *prefixes), driven.join("two", *prefixes)
-    slots = [driven.put("k", "k"), driven.put("k", "k", subject="a.c")]
-    first = texts(driven.take(one, 1))  # of either subject
-    held, free = slots if first == slots[0][:1] else reversed(slots)
-    assert first == held[:1]
-    assert driven.drain(two) == free
-    driven.ack(one, 0)
-    assert driven.drain(two) == held[1:]
-    driven.close()
-
-
 def test_a_prefix_over_many_subjects_keeps_the_order_in_each(tmp_path: Path) -> None:
     driven = Keys(tmp_path, partitions=3)
     sessions = [driven.join(f"c{number}", "a.") for number in range(3)]

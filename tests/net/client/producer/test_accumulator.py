@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from qmq.errors import ConnectionLost, InvalidName, MessageTooLarge, QueueFull
 from qmq.format.batch import BatchLimits, check_batch
 from qmq.format.build import NO_HEADER, MessageHeader, make_header
-from qmq.format.layout import HAS_DELIVER_AT, LANE_HIGH
+from qmq.format.layout import HAS_DELIVER_AT, LANE_HIGH, LANE_ORDERED
 from qmq.format.pieces import stored_runs
 from qmq.format.source import MAX_APP_BYTES, MAX_SENDER_BYTES, new_source
 from qmq.net.client.producer.accumulator import BATCH_BYTES, Accumulator, SendLimits
@@ -446,7 +446,7 @@ def test_messages_that_expire_and_others_of_a_subject_go_in_two_batches() -> Non
 
 def test_order_keys_of_one_broker_keep_their_order_whatever_those_of_another_do() -> None:
     g = accumulator()
-    g.broker_of = lambda subject, order_key: int(order_key)
+    g.broker_of = lambda order_key: int(order_key)
     for number in range(9):
         header = make_header(order_key=str(number % 2), expire_at=1_000_000 if number == 4 else 0)
         g.add_nowait("a", b"%d" % number, header, True, 0.0)
@@ -454,3 +454,44 @@ def test_order_keys_of_one_broker_keep_their_order_whatever_those_of_another_do(
     for batch in all_batches(g):
         of_broker[batch.broker] = of_broker.get(batch.broker, b"") + b"".join(*contents(batch).values())
     assert of_broker == {0: b"02468", 1: b"1357"}
+
+
+#: Messages with order keys: the subject, the order key, and whether they have something that goes into another batch.
+_ordered = st.lists(
+    st.tuples(st.sampled_from("abc"), st.sampled_from("xyz"), st.sampled_from(("", "", "", "", "expires", "append"))),
+    max_size=60,
+)
+
+
+@given(_ordered, st.booleans())
+def test_messages_of_an_order_key_stay_in_order_over_subjects(
+    messages: list[tuple[str, str, str]], as_many: bool
+) -> None:
+    g, numbers = accumulator(), iter(range(1_000_000))
+    sent: dict[str, list[bytes]] = {}
+    for subject, order_key, kind in messages:
+        header = make_header(order_key=order_key, expire_at=1_000_000 if kind == "expires" else 0)
+        body = b"%d" % next(numbers)
+        sent.setdefault(order_key, []).append(body)
+        if as_many and not kind:
+            g.add_many(subject, [body], True, Waiting(), 0.0, header._replace(lane=LANE_ORDERED), [order_key])
+        else:
+            nowait(g, subject, body, kind != "append", header=header)
+    came: dict[str, list[bytes]] = {}
+    for batch in all_batches(g):
+        batch.build(1, bytes(16), 1)
+        data = b"".join(batch.buffers or ())
+        for run in stored_runs(memoryview(data), check_batch(data, BatchLimits()).header):
+            for index, body in enumerate(run.bodies()):
+                came.setdefault(run.header(index)["o"][0], []).append(bytes(body))
+    assert came == sent
+
+
+def test_order_keys_of_several_subjects_go_in_few_batches() -> None:
+    g = accumulator()
+    for number in range(1_000):
+        nowait(g, "abcd"[number % 4], b"x", header=make_header(order_key=f"key-{number}"))
+    assert len(all_batches(g)) == 1
+    for number in range(1_000):  # each key in one subject after the other
+        nowait(g, "abcd"[number // 250], b"x", header=make_header(order_key=f"key-{number % 250}"))
+    assert len(all_batches(g)) == 1

@@ -451,7 +451,7 @@ def test_messages_never_written_fail_as_not_sent_when_nothing_moves() -> None:
 @pytest.mark.parametrize("order_key", [None, "order-1"])
 def test_a_message_that_joins_others_that_wait_has_its_own_time(order_key: str | None) -> None:
     driven, header = Driven(connected=False), make_header(order_key=order_key)
-    driven.accumulator.broker_of = lambda subject, order_key: 0
+    driven.accumulator.broker_of = lambda order_key: 0
     early, late = Waiting(), Waiting()
     driven.accumulator.add("a", b"1", header, True, early, 0.0)
     driven.sending.expire(1.0)
