@@ -276,6 +276,12 @@ class DatabaseFailed(QmqError):
     code = "database_failed"
 
 
+class RowRejected(QmqError):
+    """A row of a database can be no message: its subject is no name, or it is too large."""
+
+    code = "row_rejected"
+
+
 class QueryFailed(QmqError):
     """A query of `qmq sql` could not be carried out."""
 

@@ -55,6 +55,7 @@ COMMANDS: Final = {
     "repair": Command("operate", "Rebuild the derived files of a data directory."),
     "archive": Command("operate", "Copy sealed segments of a data directory to an archive."),
     "restore": Command("operate", "Send messages of an archive to a broker."),
+    "import": Command("sql", "Send the rows of a database, each once."),
     "bench": Command("operate", "Measure the speed of QMQ on this machine."),
     "completion": Command("manage", "Print what a shell needs to complete commands and names."),
 }

@@ -14,6 +14,7 @@ from typing import IO, Any, Final
 
 import click
 
+from qmq.cli.common.formatting import visible
 from qmq.errors import QmqError, UsageError
 
 EXIT_FAILED: Final = 1
@@ -28,7 +29,7 @@ class CommandFailed(click.ClickException):
     exit_code = EXIT_FAILED
 
     def __init__(self, error: QmqError) -> None:
-        super().__init__(" ".join(str(error).split()))
+        super().__init__(visible(" ".join(str(error).split())))
 
     def show(self, file: IO[Any] | None = None) -> None:
         click.echo(f"qmq: {self.message}", file=file, err=True)

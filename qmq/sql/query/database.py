@@ -7,7 +7,6 @@ changes something. What does not fit into its memory goes to a temporary directo
 from __future__ import annotations
 
 import queue
-import re
 import shutil
 import tempfile
 import threading
@@ -235,11 +234,9 @@ class Result:
         return False
 
 
-_CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f]")
 _EMPTY: Final = "the query is empty; give one SELECT"
 
 
 def _text_of(error: BaseException) -> str:
     """Return what an error of DuckDB says, without the line of the query that it repeats."""
-    text = " ".join(str(error).partition("\nLINE ")[0].split())
-    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text) or type(error).__name__
+    return " ".join(str(error).partition("\nLINE ")[0].split()) or type(error).__name__

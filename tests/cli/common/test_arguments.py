@@ -64,6 +64,7 @@ CALLS: dict[str, list[str]] = {
     "bench": ["--only", "nothing"],
     "completion": ["bash"],
     "sql query": ["SELECT 1"],
+    "import": ["--db", "sqlite://", "--query", "SELECT 1 AS id, 2 AS body", "--subject", "a", "--name", "n"],
 }
 
 
