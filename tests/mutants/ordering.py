@@ -482,4 +482,10 @@ OF_ORDER: Final = (
         skip("self._accept_unwaited()"),
         _CLIENT,
     ),
+    Mutant(
+        "know at once what a cancelled pull has brought",
+        "Puller.pull",
+        never("self._request.answer is not None"),
+        _CLIENT,
+    ),
 )

@@ -334,7 +334,9 @@ class Puller:
             return await self._pull_alone(max_count, min_count, deadline, loop)
         finally:
             self._lock.release()
-            if self._received.count or self._request.answer is not None:
+            if self._request.answer is not None:  # it came when the pull was cancelled
+                self._answered()
+            elif self._received.count:
                 self._watch_unused()
 
     async def settle(self, timeout: float) -> None:

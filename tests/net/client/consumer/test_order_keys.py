@@ -12,6 +12,8 @@ import pytest
 
 import qmq
 from qmq.format.build import make_header
+from qmq.net.client.connection import Answer
+from qmq.net.client.consumer.pull_request import PullRequest
 from qmq.net.protocol.frames import FrameKind
 from qmq.net.protocol.types import Disposition
 from tests.broker_process import broker_process, running_broker
@@ -105,6 +107,44 @@ async def test_a_pull_skips_what_an_earlier_one_brought_late_once_it_went_back()
         s.peer.messages(withdrawn, stored_batch({"a.b": [b"2"]}, position=6_000, first_sequence=1, header=header))
         s.peer.answer(FrameKind.HANDED_BACK, nacked.request)
         await nack
+        pull = asyncio.ensure_future(s.consumer.pull(1))
+        frame = asyncio.ensure_future(s.peer.frame(FrameKind.HAND_BACK))
+        await asyncio.wait({pull, frame}, return_when=asyncio.FIRST_COMPLETED)
+        assert not pull.done(), "the program gets it too early"
+        returned = await frame
+        assert [(back.start, back.disposition) for back in backs_of(returned)] == [(1, Disposition.RELEASE)]
+        s.peer.answer(FrameKind.HANDED_BACK, returned.request)
+        request, _ = await s.peer.pulled()
+        s.peer.messages(request, stored_batch({"a.b": [b"other"]}, position=9_000))
+        assert [message.body for message in await pull] == [b"other"]
+
+
+async def test_what_came_when_its_pull_was_cancelled_goes_back_with_an_earlier_message(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As a consumer at several brokers does once it has enough messages of others."""
+    header = make_header(order_key="k")
+    async with subscribed(group="g", consumer="c") as s:
+        pull = asyncio.ensure_future(s.consumer.pull(1))
+        request, _ = await s.peer.pulled()
+        s.peer.messages(request, stored_batch({"a.b": [b"1"]}, position=5_000, header=header))
+        (first,) = await pull
+        came = PullRequest._answer_came
+
+        def came_and_cancelled(self: PullRequest, answer: Answer | qmq.QmqError) -> None:
+            came(self, answer)
+            cancelled.cancel()
+
+        monkeypatch.setattr(PullRequest, "_answer_came", came_and_cancelled)
+        cancelled = asyncio.ensure_future(s.consumer.pull(1))
+        request, _ = await s.peer.pulled()
+        nack = asyncio.ensure_future(first.nack())
+        nacked = await s.peer.frame(FrameKind.HAND_BACK)
+        s.peer.messages(request, stored_batch({"a.b": [b"2"]}, position=6_000, first_sequence=1, header=header))
+        s.peer.answer(FrameKind.HANDED_BACK, nacked.request)
+        await nack
+        monkeypatch.undo()
+        assert cancelled.cancelled()
         pull = asyncio.ensure_future(s.consumer.pull(1))
         frame = asyncio.ensure_future(s.peer.frame(FrameKind.HAND_BACK))
         await asyncio.wait({pull, frame}, return_when=asyncio.FIRST_COMPLETED)
