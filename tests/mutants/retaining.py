@@ -7,6 +7,7 @@ from typing import Final
 from tests.mutants.running import Mutant
 from tests.mutants.symbols import always, instead, never, skip
 
+_LEAVING: Final = ("tests/broker/retention/test_leaving.py",)
 _RETENTION: Final = ("tests/broker/retention/test_retention.py",)
 _FORWARDING: Final = ("tests/broker/retention/test_carry_forward.py",)
 _IDLE: Final = ("tests/broker/retention/test_idle_subjects.py",)
@@ -59,7 +60,40 @@ OF_RETENTION: Final = (
         "let a group have what it is not moved behind yet",
         "Group.cursor",
         instead("first is None or subject_filter.begun_behind is not store.leaving", "first is None"),
-        ("tests/sim/test_retaining.py",),
+        _LEAVING,
+    ),
+    Mutant(
+        "have a group that begins behind a leaving segment begin in it should it stay",
+        "Retention._begin_within",
+        skip("subject_filter.begin_within(self._store, partition)"),
+        _LEAVING,
+    ),
+    Mutant(
+        "serve the pulls of a group whose segment stays",
+        "Retention._begin_within",
+        skip("self._delivery.arrivals.make_ready([subject_filter])"),
+        _LEAVING,
+    ),
+    Mutant(
+        "keep over a start where a group would begin if a leaving segment stayed",
+        "group:_filter_positions",
+        never("subject_filter.begun_behind is not None and subject_filter.begun_behind is store.leaving"),
+        _LEAVING,
+    ),
+    Mutant(
+        "keep a leaving segment for a group that follows its messages again",
+        "Subscriptions._follow",
+        skip("self.gone_back.append(group)"),
+        _LEAVING,
+    ),
+    Mutant(
+        "wait with a segment that is ready to go for a group that follows its messages again",
+        "Retention.drop_ready",
+        instead(
+            "dropping is None or not dropping.is_ready or self._delivery.subscriptions.gone_back",
+            "dropping is None or not dropping.is_ready",
+        ),
+        _LEAVING,
     ),
     Mutant(
         "let nothing go that no archive has",

@@ -386,7 +386,9 @@ class Worker:
         """A disposition was refused: somebody has moved the group, or the broker has given up the consumer."""
         self._record.count["refused"] += 1
         is_taken_back = any(hand.is_taken_back for hand in session.hands)
-        if not session.group.is_loose and session.group.mode != "solo" and not is_taken_back:
+        group = session.group
+        # One whose prefixes its group follows no more cannot come back after its connection was lost.
+        if not (group.is_loose or group.is_narrowed or group.mode == "solo" or is_taken_back):
             self._record.wrong(f"group {session.group.name}: {call} of {session.name} was refused")
 
     async def _loop(self, consumer: qmq.Consumer, session: Session, budget: int) -> None:

@@ -51,6 +51,8 @@ class Subscriptions:
         self._limits = limits
         self._effects = effects
         self._arrivals = arrivals
+        #: Groups that follow again what they have followed before, in the segment that is leaving, too.
+        self.gone_back: list[Group] = []
         #: Prefixes and subjects that were followed since somebody has set this.
         self.followed_since: set[str] | None = None
         self._tracker = tracker
@@ -142,10 +144,10 @@ class Subscriptions:
         known = group.covering(prefix) or group.left_at(prefix)
         if known is not None:
             row_cursors, positions = known.first_cursors()
-            row_cursors = [
-                max(row, self._store.partitions[number].offered_row) for number, row in enumerate(row_cursors)
-            ]
-            begin = GroupStart(known.start, row_cursors, positions, self._store.leaving)
+            firsts = [part.consumer_log.first_row for part in self._store.partitions]
+            begin = GroupStart(known.start, list(map(max, row_cursors, firsts)), positions)
+            if self._store.leaving is not None:
+                self.gone_back.append(group)
         subject_filter = group.follow(prefix, begin)
         self._tracker.follows(group, subject_filter)
         group.ticket = self._durable.ticket()

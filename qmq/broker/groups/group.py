@@ -94,7 +94,8 @@ class SubjectFilter:
         #: looked for, with the row cursors from then: the rows before these have none of its messages.
         self.lanes: dict[int, SubjectFilter] = {}
         self.start = start
-        #: The segment that was leaving when the prefix was first followed: its messages are not for the filter.
+        #: The segment that was leaving when the prefix was first followed: its messages are not for the filter, unless
+        #: it stays.
         self.begun_behind: object = None if base is None else base.begun_behind
         self.row_cursors = row_cursors  # by partition: the next row to read; unused for an exact subject
         #: By partition, for the checkpoint: a position at or before that row.
@@ -139,6 +140,8 @@ class SubjectFilter:
     def _find_lanes(self, store: Store, least: list[int] | None) -> None:
         subjects = store.subjects
         if is_exact(self.prefix):
+            # A filter of one subject reads no rows, so its row cursors may lie before the first one.
+            self.row_cursors[:] = map(max, self.row_cursors, _first_rows(store))
             kinds = {kind_of(lane) for lane in subjects.lanes_of(self.prefix)}
             if self.kind is None and kinds - {LANE_NORMAL}:
                 self.exact = False
@@ -168,6 +171,13 @@ class SubjectFilter:
     def clear_blocks(self) -> None:
         """Forget the blocks of an at_most_once group, also one whose write has not ended."""
         self.reserved, self.recorded, self.reserving = 0, 0, None
+
+    def begin_within(self, store: Store, partition: int) -> None:
+        """Go back to where it would have begun, as the segment stays that was leaving. Raises StorageError."""
+        log = store.partitions[partition].consumer_log
+        for one in self.with_lanes():
+            one.row_cursors[partition] = min(one.row_cursors[partition], log.row_at_position(one.positions[partition]))
+            one.scan = None
 
     def first_cursors(self) -> tuple[list[int], list[int]]:
         """Return its row cursors, or those of one of its other lanes where they lie before, and their positions."""
@@ -574,15 +584,24 @@ class GroupStart(NamedTuple):
     leaving: object = None
 
 
+def _first_rows(store: Store) -> list[int]:
+    return [part.consumer_log.first_row for part in store.partitions]
+
+
 def _filter_positions(store: Store, subject_filter: SubjectFilter, visible: list[int]) -> list[int]:
     """Return the positions of the filter's row cursors.
 
-    The position before is as good where a row would have to be read: cursors tell what was handed out since.
+    The position before is as good where a row would have to be read, or is gone: cursors tell what was handed out
+    since. A filter that has begun behind a segment that is leaving keeps its positions: the segment may stay.
     """
+    if subject_filter.begun_behind is not None and subject_filter.begun_behind is store.leaving:
+        return list(subject_filter.positions)
     for partition, row in enumerate(subject_filter.row_cursors):
         part = store.partitions[partition]
         if row >= part.consumer_log.visible_row:
             subject_filter.positions[partition] = visible[partition]
+            continue
+        if row < part.consumer_log.first_row:
             continue
         with suppress(NotInMemory, StorageError):
             subject_filter.positions[partition] = part.consumer_log.read_entry(row)[1]
@@ -736,14 +755,16 @@ def _check_wider(command: Subscribe, group: Group) -> None:
 def resolve_start(store: Store, start: str | tuple[str, int] | None, default: str) -> GroupStart:
     """Return where a subscription with that ``start`` begins. Raise NotInMemory."""
     rule, rows = _resolve(store, start, default)
+    # A segment that is leaving may stay: then it begins in that after all.
     positions = [_position(store, partition, row) for partition, row in enumerate(rows)]
-    return GroupStart(rule, rows, positions, store.leaving)
+    offered = [max(row, part.offered_row) for row, part in zip(rows, store.partitions, strict=True)]
+    return GroupStart(rule, offered, positions, store.leaving)
 
 
 def _position(store: Store, partition: int, row: int) -> int:
     """Return a position that leads back to that row, also if it is behind all rows."""
     part = store.partitions[partition]
-    if row <= part.offered_row:
+    if row <= part.consumer_log.first_row:
         return 0
     if row < part.consumer_log.visible_row:
         return part.consumer_log.read_entry(row)[1]
@@ -751,6 +772,7 @@ def _position(store: Store, partition: int, row: int) -> int:
 
 
 def _resolve(store: Store, start: str | tuple[str, int] | None, default: str) -> tuple[StartRule, list[int]]:
+    """Return the rule for cursors, and by partition the first row that is for it, also in a segment that is leaving."""
     partitions = range(len(store.partitions))
     subjects = store.subjects.count
     start = default if start is None else start
@@ -758,23 +780,18 @@ def _resolve(store: Store, start: str | tuple[str, int] | None, default: str) ->
         start = ("time", 1 + max(_last_visible_stamp(store, partition) for partition in partitions))
         rows = [store.partitions[partition].consumer_log.visible_row for partition in partitions]
     elif start == "first":
-        return StartRule("first", 0, subjects), [store.partitions[partition].offered_row for partition in partitions]
+        return StartRule("first", 0, subjects), _first_rows(store)
     elif start[0] == "sequence":
         assert isinstance(start, tuple)
         stamps = [_last_visible_stamp(store, partition) for partition in partitions]
         until_us = max(stamps) if len(stamps) > 1 else 0  # the numbers of one partition stay as they are
-        return StartRule("sequence", start[1], subjects, until_us), [
-            store.partitions[partition].offered_row for partition in partitions
-        ]
+        return StartRule("sequence", start[1], subjects, until_us), _first_rows(store)
     else:
         assert isinstance(start, tuple)
         # A time ahead of all stamps means the end, so that a prefix and a subject begin alike.
         last = max(_last_visible_stamp(store, partition) for partition in partitions)
         start = ("time", min(start[1], last + 1))
-        rows = [
-            max(store.partitions[number].consumer_log.row_at_time(start[1]), store.partitions[number].offered_row)
-            for number in partitions
-        ]
+        rows = [store.partitions[partition].consumer_log.row_at_time(start[1]) for partition in partitions]
     assert isinstance(start, tuple)
     return StartRule("time", start[1], subjects), rows
 

@@ -56,10 +56,6 @@ class GroupAdvance:
         """Move a group past the segment, and record that; return False where it would miss messages and *may_skip* does
         not allow that. Nothing of a piece has changed where that raises NotInMemory or StorageError.
         """
-        partition = self._target.partition
-        for subject_filter in [one for base in group.all_filters() for one in base.with_lanes()]:
-            if subject_filter.exact or subject_filter.prefix in group.ended:  # such a filter reads no rows
-                subject_filter.row_cursors[partition] = max(subject_filter.row_cursors[partition], self._end_row)
         while True:
             prefixes, exact = self._behind(group)
             if not prefixes and not exact:

@@ -1,14 +1,16 @@
 """Drop the oldest sealed segments, by age and by size.
 
 A segment that is old enough goes once every group has taken its messages; one beyond a hard limit goes in any case. One
-segment goes at a time. Once it is chosen, no group or consumer begins in it. Groups that are behind are moved past
-it, and the messages that they miss are counted. Messages that a group still refers to are carried forward. Then a
+segment goes at a time. Once it is chosen, no group or consumer begins in it, unless it stays; a group that follows
+again what it has followed before goes on in it, and may have it stay. Groups that are behind are moved past it, and the
+messages that they miss are counted. Messages that a group still refers to are carried forward. Then a
 checkpoint leaves the segment out of the log, and its files go once no checkpoint names it. Files are read in a thread,
 and everything else is done in small steps.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
@@ -201,7 +203,7 @@ class Retention:
         if dropping is None:
             waits = self._reading is not None or not self._has_limit()
             return None if waits else max(now.monotonic_us, self._look_us)
-        if dropping.is_ready or self._reading is not None:
+        if self._reading is not None or (dropping.is_ready and not self._delivery.subscriptions.gone_back):
             return None
         return now.monotonic_us if dropping.carry_forward is None else dropping.carry_forward.next_deadline_us(now)
 
@@ -309,6 +311,7 @@ class Retention:
         partition, base, _, had = dropping.target
         self._store.partitions[partition].leave(base, had)
         dropping.is_chosen = True
+        self._delivery.subscriptions.gone_back.clear()
         dropping.groups = [*self._delivery.subscriptions.groups.values(), *self._delivery.subscriptions.solo()]
 
     def _go_on(self, dropping: _SegmentDrop, now: Now) -> None:
@@ -316,6 +319,9 @@ class Retention:
             return
         if not dropping.groups and not dropping.is_chosen:
             self._choose(dropping)
+        if gone_back := self._delivery.subscriptions.gone_back:
+            dropping.groups[:0] = gone_back  # the last one is being moved
+            gone_back.clear()
         if dropping.groups:
             try:
                 holder = self._take_groups(dropping)
@@ -387,17 +393,28 @@ class Retention:
     def _give_up(self, now: Now) -> None:
         """Put the segment off: it cannot go now."""
         assert self._dropping is not None
-        self._put_off[self._dropping.target.partition, self._dropping.target.base] = now.monotonic_us + _AGAIN_US
-        if self._dropping.is_chosen:  # groups that began behind the segment have begun in it after all
-            for group in self._delivery.subscriptions.groups.values():
-                group.compare_anew()
+        partition, base, _, _ = self._dropping.target
+        self._put_off[partition, base] = now.monotonic_us + _AGAIN_US
+        if self._dropping.is_chosen:
+            self._begin_within(partition)
         self._dropping = None
         self._store.stay()
+
+    def _begin_within(self, partition: int) -> None:
+        """Have the groups that began behind the segment begin in it after all, as it stays."""
+        subscriptions = self._delivery.subscriptions
+        for group in [*subscriptions.groups.values(), *subscriptions.solo()]:
+            group.compare_anew()
+            for subject_filter in group.all_filters():
+                if subject_filter.begun_behind is self._store.leaving:
+                    with suppress(StorageError), blocking_reads(self._store):
+                        subject_filter.begin_within(self._store, partition)
+                    self._delivery.arrivals.make_ready([subject_filter])
 
     def drop_ready(self, now: Now) -> None:
         """Drop the segment if it is ready; called just before a checkpoint, which then leaves it out."""
         dropping = self._dropping
-        if dropping is None or not dropping.is_ready:
+        if dropping is None or not dropping.is_ready or self._delivery.subscriptions.gone_back:
             return
         assert dropping.carry_forward is not None
         partition, base, end, had = dropping.target
