@@ -69,6 +69,12 @@ OF_RETENTION: Final = (
         _LEAVING,
     ),
     Mutant(
+        "look for order keys in a segment that stays",
+        "SubjectFilter.begin_within",
+        skip("self.group.scan = None"),
+        _LEAVING,
+    ),
+    Mutant(
         "serve the pulls of a group whose segment stays",
         "Retention._begin_within",
         skip("self._delivery.arrivals.make_ready([subject_filter])"),

@@ -177,7 +177,7 @@ class SubjectFilter:
         log = store.partitions[partition].consumer_log
         for one in self.with_lanes():
             one.row_cursors[partition] = min(one.row_cursors[partition], log.row_at_position(one.positions[partition]))
-            one.scan = None
+        self.group.scan = None
 
     def first_cursors(self) -> tuple[list[int], list[int]]:
         """Return its row cursors, or those of one of its other lanes where they lie before, and their positions."""

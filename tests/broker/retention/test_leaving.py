@@ -11,7 +11,7 @@ import pytest
 
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.broker.retention import retention
-from qmq.format.layout import LANE_HIGH
+from qmq.format.layout import LANE_HIGH, LANE_NORMAL, LANE_ORDERED
 from tests.broker.harness import Driven
 from tests.broker.retention.test_retention import HOUR_MS, driven_in, numbers, settle
 from tests.broker.test_admin import ask
@@ -28,17 +28,17 @@ def _small_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retention, "TURN_WORK", 1)
 
 
-def old(path: Path, *before: str) -> Driven:
+def old(path: Path, *before: str, lane: int = LANE_NORMAL) -> Driven:
     """Return a broker with old messages of the subjects *before*, and then of a.0 and b.0 in turns; groups "holder" and
     "other" took all.
     """
     driven = driven_in(path, LIMITS)
     for subject in before:
-        driven.send(subject, body(COUNT))
+        driven.do(driven.send_command({subject: [body(COUNT)]}, lane=lane))
     fill(driven)
     for name in ("holder", "other"):  # the latter is moved first
         consumer = Consumer(driven, name, "", group=name)
-        assert len(consumer.pull(100)) == COUNT + len(before)
+        assert len(consumer.pull(100) + consumer.pull(100)) == COUNT + len(before)
         consumer.ack()
     return driven
 
@@ -145,8 +145,9 @@ def test_a_group_that_is_sought_back_meanwhile_gets_what_stays(tmp_path: Path, s
     driven.close()
 
 
-def test_a_pull_that_waits_gets_what_stays(tmp_path: Path) -> None:
-    driven = old(tmp_path, "c.0")
+@pytest.mark.parametrize("lane", [LANE_NORMAL, LANE_HIGH, LANE_ORDERED | 7])
+def test_a_pull_that_waits_gets_what_stays(tmp_path: Path, lane: int) -> None:
+    driven = old(tmp_path, "c.0", lane=lane)
     look(driven)
     ask(driven, "seek_group", group="holder", to="first")
     choose(driven)
