@@ -163,7 +163,8 @@ class BareServer:
         return ServerOptions(
             store_id=self.store.store_id, version="0", max_frame_bytes=_MAX_FRAME_BYTES,
             max_batch_bytes=_MAX_FRAME_BYTES, max_message_bytes=limits.max_message_bytes,
-            producer_window=limits.producer_window, producer_ttl_ms=limits.producer_ttl_ms,
+            producer_window=limits.producer_window, unique_for_ms=limits.unique_for_ms,
+        producer_ttl_ms=limits.producer_ttl_ms,
             max_pull_count=limits.max_pull_count, max_pull_bytes=limits.max_pull_bytes,
             session_timeout_ms=limits.session_timeout_ms, max_waiting_pulls=limits.max_waiting_pulls,
             max_connections=1_000, max_inflight_bytes=64 << 20, max_buffered_bytes=256 << 20,

@@ -130,7 +130,14 @@ class _Consumer:
         raise AssertionError
 
     def batch_stored(
-        self, request: int, position: int, stored_at_us: int, partition: int, store_id: bytes, firsts: Sequence[int]
+        self,
+        request: int,
+        position: int,
+        stored_at_us: int,
+        partition: int,
+        store_id: bytes,
+        firsts: Sequence[int],
+        duplicates: bytes = b"",
     ) -> None:
         assert len(store_id) == 6
 

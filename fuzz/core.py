@@ -316,6 +316,7 @@ def _server_options(store: Store, max_buffered_bytes: int) -> ServerOptions:
         max_batch_bytes=store.max_batch_bytes,
         max_message_bytes=LIMITS.max_message_bytes,
         producer_window=LIMITS.producer_window,
+        unique_for_ms=LIMITS.unique_for_ms,
         producer_ttl_ms=LIMITS.producer_ttl_ms,
         max_pull_count=LIMITS.max_pull_count,
         max_pull_bytes=LIMITS.max_pull_bytes,

@@ -324,6 +324,24 @@ class Settings(BaseModel):
         le=30 * 86_400_000,
         description="Time for which a producer is remembered after its last send.",
     )
+    unique_for_ms: Milliseconds = Field(
+        3_600_000,
+        ge=1_000,
+        le=30 * 86_400_000,
+        description="Time for which a unique text is remembered: what is sent with it again is stored once.",
+    )
+    max_unique_texts: Count = Field(
+        1_000_000,
+        ge=1_000,
+        le=100_000_000,
+        description="Most unique texts that are remembered; beyond it the oldest are forgotten early, and counted.",
+    )
+    max_unique_bytes: Bytes = Field(
+        256 << 20,
+        ge=1 << 20,
+        le=1 << 40,
+        description="Most memory that unique texts take, about 320 bytes each; beyond it the oldest go early.",
+    )
 
     @model_validator(mode="after")
     def _fit_together(self) -> Self:

@@ -91,6 +91,7 @@ from qmq.broker.ports.work import Work
 from qmq.broker.publish.dedup import ProducerClaims, Producers
 from qmq.broker.publish.publish import Intake
 from qmq.broker.publish.roll import SegmentRoll
+from qmq.broker.publish.unique_texts import TEXT_BYTES, UniqueTexts
 from qmq.broker.retention.idle_subjects import IdleSubjectsForgetting
 from qmq.broker.retention.retention import Dropped, Retention, UnreceiptedSegment
 from qmq.broker.short_way import ShortWay
@@ -102,9 +103,11 @@ from qmq.broker.transfer.handover import Handovers
 from qmq.broker.transfer.restore import Restores
 from qmq.broker.work_queue import WorkQueue
 from qmq.errors import BrokerStopping, InvalidOption, QmqError
+from qmq.format.batch import Header, stored_table
 from qmq.format.copies.due import DUE_PRODUCER
 from qmq.format.copies.for_group import is_copy
-from qmq.format.layout import DELAY_PARTITION
+from qmq.format.layout import BATCH_HEADER_SIZE, DELAY_PARTITION, RUN_SIZE
+from qmq.format.table import is_plain_table, sent_as
 from qmq.storage.store import NotInMemory, PartitionDamage, Store
 
 #: Commands that are not refused, as no client waits for their answer.
@@ -402,7 +405,10 @@ class Broker:
         self._reports = Reports(store, self._effects, self._damages, self.counters, self._rights)
         self._ttl_us = limits.producer_ttl_ms * 1_000
         self._producers = Producers(limits.producer_window, limits.max_producers, self._ttl_us)
-        self._intake = Intake(store, limits, self._producers, self._effects, self._rights)
+        most = min(limits.max_unique_texts, limits.max_unique_bytes // TEXT_BYTES)
+        #: The unique texts that are remembered.
+        self.unique_texts = UniqueTexts(limits.unique_for_ms * 1_000, most)
+        self._intake = Intake(store, limits, self._producers, self._effects, self._rights, self.unique_texts)
         self._delaying = DelayedMessages(store, self._intake, self._effects, self._rights)
         self._delivery = Delivery(
             store,
@@ -454,7 +460,8 @@ class Broker:
         self.short_way: ShortWay | None = None
         if len(store.partitions) == 1:
             self.short_way = ShortWay(store, limits, self._intake, self._delivery, self._records, self._effects)
-        self._producers_packed = b""
+        self._remembered_us = max(self._ttl_us, limits.unique_for_ms * 1_000)
+        self._producers_packed = self._unique_packed = b""
         self._producers_packed_us = now.monotonic_us - _PRODUCERS_EVERY_US
         self._producers_upto: list[int] = []
         self._broadcasts = Broadcasts(
@@ -520,6 +527,7 @@ class Broker:
         self._retention.tick(now)
         self._idle_subjects.tick(now)
         self._producers.expire(now.monotonic_us)
+        self.unique_texts.expire(now.monotonic_us)
         self._records.turn(now.monotonic_us)
         self._delivery.durable.turn()
         is_unfinished = self._delivery.unfinished() or self._finds.is_unfinished
@@ -659,6 +667,9 @@ class Broker:
             "dropped_messages": counters.dropped_messages,
             "lost_messages": counters.lost_messages,
             "skipped_messages": counters.skipped_messages,
+            "unique_texts": len(self.unique_texts),
+            "forgotten_texts": self.unique_texts.forgotten,
+            "duplicate_messages": self.unique_texts.duplicates,
         }
 
     @property
@@ -679,9 +690,10 @@ class Broker:
     def prepare_checkpoint(self) -> Work[None]:
         """Do in pieces most of what ``checkpoint_state`` does at one moment: it packs the groups that have changed."""
         yield from self._delivery.subscriptions.pack_changed(self._visible)
+        yield from self.unique_texts.prepare()
 
     def checkpoint_state(self, now: Now) -> dict[str, bytes]:
-        """Return the broker's part of a checkpoint: groups with their cursors, and producers.
+        """Return the broker's part of a checkpoint: groups with their cursors, producers, and unique texts.
 
         Staged batches and records are written first, so that a checkpoint includes no batch that may yet fail, and no
         record that a start would read again. Raises StorageFull or StorageFailed.
@@ -691,7 +703,8 @@ class Broker:
         groups = self._delivery.subscriptions.packed(self._visible())  # while all messages that they passed are there
         self._retention.drop_ready(now)
         upto = [part.claimable for part in self._store.partitions]
-        small = self._producers.bytes_remembered() <= _PRODUCERS_AT_ONCE_BYTES
+        remembered_bytes = self._producers.bytes_remembered() + self.unique_texts.bytes_remembered()
+        small = remembered_bytes <= _PRODUCERS_AT_ONCE_BYTES
         ahead = any(packed > most for packed, most in zip(self._producers_upto, upto, strict=False))
         if small or ahead or now.monotonic_us - self._producers_packed_us >= _PRODUCERS_EVERY_US:
             unclaimed = {
@@ -702,12 +715,14 @@ class Broker:
             }
             unclaimed[DELAY_PARTITION] = self._delaying.seen()
             self._producers_packed = msgpack.packb(self._producers.packed(unclaimed, now.monotonic_us))
+            self._unique_packed = self.unique_texts.packed(unclaimed, now.monotonic_us)
             self._producers_packed_us = now.monotonic_us
             self._producers_upto = upto
             self._producers_seen = self._delaying.seen()
         state = {
             "groups": groups,
             "producers": self._producers_packed,
+            "unique": self._unique_packed,
             "producers_upto": msgpack.packb([self._producers_upto, self._producers_seen]),
         }
         delayed = self._delaying.packed()
@@ -720,26 +735,45 @@ class Broker:
             upto: list[int]
             upto, seen = msgpack.unpackb(state["producers_upto"])
             upto += [0] * (len(self._store.partitions) - len(upto))
+            if "unique" in state:
+                self.unique_texts.restore(state["unique"], now_us)
         else:  # there is no checkpoint
             upto = [self._remembered_from(partition) for partition in range(len(self._store.partitions))]
         sent = self._store.headers_since(upto), self._delaying.headers_since(seen)
         for partition, header in heapq.merge(*sent, key=lambda found: found[1].stored_at_us):
             if header.producer_id == DUE_PRODUCER or is_copy(header.producer_id):
                 continue
-            self._producers.remember(
-                header.producer_id, header.producer_sequence, header.messages, header.data_crc, partition,
-                header.position, now_us,
-            )  # fmt: skip
+            self._remember(partition, header, now_us)
         self._delaying.restore(state.get("delayed"))
         if "groups" in state:
             self._delivery.subscriptions.restore(msgpack.unpackb(state["groups"], strict_map_key=False))
 
+    def _remember(self, partition: int, header: Header, now_us: int) -> None:
+        """Remember the producer of a batch that a client sent, and the unique texts that it has."""
+        store = self._store if partition < DELAY_PARTITION else self._store.delay_log
+        assert store is not None
+        view = store.partitions[partition if store is self._store else 0].page_cache.peek
+        sent = header.messages, header.data_crc
+        try:
+            if not is_plain_table(view(header.position + BATCH_HEADER_SIZE + RUN_SIZE * header.runs, 1)):
+                batch = view(header.position, header.size)
+                as_sent = sent_as(stored_table(batch, header))
+                if as_sent is not None:
+                    sent = as_sent
+                    self.unique_texts.replay(partition, batch, header, now_us)
+        except QmqError as error:  # its bytes went bad since, so its texts are not known any more
+            self._damages.refused(error)
+        self._producers.remember(
+            header.producer_id, header.producer_sequence, *sent, partition, header.position, now_us
+        )
+
     def _remembered_from(self, partition: int) -> int:
-        """Return the position from which on the log is read for producers: as far back as they are remembered.
+        """Return the position from which on the log is read for producers and unique texts: as far back as they are
+        remembered.
 
         That goes by stamps, which are wrong after a jump of the clock, so the last rows are read in any case.
         """
-        since_us = max(0, self._store.last_stored_at_us - self._ttl_us)
+        since_us = max(0, self._store.last_stored_at_us - self._remembered_us)
         part = self._store.partitions[partition]
         end = part.consumer_log.visible_row
         row = min(part.consumer_log.row_at_time(since_us), max(0, end - _ROWS_AT_ONCE))

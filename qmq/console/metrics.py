@@ -69,6 +69,10 @@ _BROKER_COUNTS: Final[tuple[tuple[str, str, Callable[[BrokerStats], float]], ...
     ("lost_messages", "Messages in dropped segments that could not be read.", lambda one: one.lost_messages),
     ("skipped_messages", "Messages that retention dropped before a group had taken them, for each such group.",
      lambda one: one.skipped_messages),
+    ("duplicate_messages", "Messages that were not stored, as they repeated a unique text.",
+     lambda one: one.duplicate_messages),
+    ("forgotten_texts", "Unique texts that were forgotten before their time, for want of room.",
+     lambda one: one.forgotten_texts),
     ("process_cpu_seconds", "Processor time of the broker.", lambda one: one.cpu),
 )  # fmt: skip
 _BROKER_GAUGES: Final[tuple[tuple[str, str, Callable[[BrokerStats], float]], ...]] = (
@@ -79,6 +83,7 @@ _BROKER_GAUGES: Final[tuple[tuple[str, str, Callable[[BrokerStats], float]], ...
     ("delayed_messages", "Messages to be delivered later.", lambda one: one.delayed),
     ("subjects", "Subjects.", lambda one: one.subject_count),
     ("groups", "Groups.", lambda one: one.group_count),
+    ("unique_texts", "Unique texts that are remembered.", lambda one: one.unique_texts),
     ("log_bytes", "Bytes of the message log.", lambda one: one.log_bytes),
     ("segments", "Segments of the message log.", lambda one: one.segments),
     ("checkpoint_age_seconds", "Age of the last checkpoint.", lambda one: one.checkpoint_age),

@@ -84,6 +84,8 @@ class BrokerFacts(NamedTuple):
     subject_numbers: int = 0
     #: Texts about groups that have messages for which records do not account.
     unaccounted: tuple[str, ...] = ()
+    #: How many unique texts were forgotten before their time, since the start.
+    forgotten_texts: int = 0
 
 
 class FoundProblem(NamedTuple):
@@ -227,6 +229,12 @@ def _bound_problems(facts: BrokerFacts) -> Iterable[FoundProblem]:
         if used >= NEARLY_ALL * most:
             text = f"{used} of {most} {text}, or raise {setting}"
             yield FoundProblem(f"{setting.removeprefix('max_')}_nearly_full", "warning", text)
+    if facts.forgotten_texts:
+        text = (
+            f"{facts.forgotten_texts:,} unique texts were forgotten early since the start, so what is sent with them "
+            "again is stored again: raise max_unique_texts and max_unique_bytes, or lower unique_for_ms"
+        )
+        yield FoundProblem("texts_forgotten", "warning", text)
     if facts.subject_numbers >= NEARLY_ALL * MOST_NUMBERS:
         text = (
             f"{facts.subject_numbers:,} subjects, priorities and slots of order keys were made since this data "

@@ -360,6 +360,7 @@ class RunningBroker:
             clock_behind_us=self.store.last_stored_at_us - self._clock().wall_us, wall_us=self._clock().wall_us,
             subject_numbers=self.store.subjects.count,
             unaccounted=tuple(one.text for one in self.broker.unaccounted()),
+            forgotten_texts=self.broker.unique_texts.forgotten,
         )  # fmt: skip
 
     def _check(self, wanted: CheckWanted) -> None:
@@ -654,6 +655,9 @@ def _broker_limits(settings: Settings) -> BrokerLimits:
         max_producers=settings.max_producers,
         producer_window=settings.producer_window,
         producer_ttl_ms=settings.producer_ttl_ms,
+        unique_for_ms=settings.unique_for_ms,
+        max_unique_texts=settings.max_unique_texts,
+        max_unique_bytes=settings.max_unique_bytes,
         max_waiting_pulls=settings.max_waiting_pulls,
         max_pull_count=settings.max_pull_count,
         max_pull_bytes=settings.max_pull_bytes,
@@ -677,6 +681,7 @@ def _server_options(settings: Settings, store: Store) -> ServerOptions:
         max_message_bytes=settings.max_message_bytes,
         producer_window=settings.producer_window,
         producer_ttl_ms=settings.producer_ttl_ms,
+        unique_for_ms=settings.unique_for_ms,
         max_pull_count=settings.max_pull_count,
         max_pull_bytes=settings.max_pull_bytes,
         session_timeout_ms=settings.session_timeout_ms,

@@ -57,7 +57,17 @@ from qmq.format.layout import (
     STAMP_STORE_OFFSET,
 )
 from qmq.format.source import SLOT_OFFSET, check_sent, records_in, source_in, stamp_source
-from qmq.format.table import AHEAD_FIELD, AHEAD_SIZE, TABLE_BYTES, TABLE_BYTES_A_RUN, names_of, table_of
+from qmq.format.table import (
+    AHEAD_FIELD,
+    AHEAD_SIZE,
+    TABLE_BYTES,
+    TABLE_BYTES_A_RUN,
+    names_of,
+    sent_as,
+    table_of,
+    unique_field,
+    with_field,
+)
 
 #: Bytes that a message takes in columns, by batch flags.
 COLUMN_BYTES: Final = tuple(
@@ -110,12 +120,15 @@ class Header(NamedTuple):
 
 
 class CheckedBatch(NamedTuple):
-    """A batch that has passed the check. ``run`` is set when it has one run, else ``runs`` is the record array."""
+    """A batch that has passed the check. ``run`` is set when it has one run, else ``runs`` is the record array.
+    ``has_unique``: messages of it may have unique texts.
+    """
 
     header: Header
     names: tuple[str, ...]
     run: RunRecord | None
     runs: Runs | None
+    has_unique: bool = False
 
 
 #: The limit for copies of stored messages: a limit lowered since must not stop them.
@@ -201,9 +214,22 @@ def check_batch(view: memoryview, limits: BatchLimits) -> CheckedBatch:
     names = names_of(table)
     if len(names) > header.runs:
         raise BadBatch(f"the table names {len(names)} subjects for {header.runs} runs")
+    sent = sent_as(table)
+    if sent is not None and not limits.is_stored:
+        _check_unique(sent, header, limits)
     if header.runs == 1:
-        return CheckedBatch(header, names, _check_run(view, data, header, limits), None)
-    return CheckedBatch(header, names, None, _check_runs(view, data, header, limits, len(names)))
+        return CheckedBatch(header, names, _check_run(view, data, header, limits), None, sent is not None)
+    return CheckedBatch(header, names, None, _check_runs(view, data, header, limits, len(names)), sent is not None)
+
+
+def _check_unique(sent: tuple[int, int], header: Header, limits: BatchLimits) -> None:
+    if limits.flags & HAS_ORIGIN_ID:
+        raise BadBatch("a batch of copies has no field 'unique' in its table; leave it out")
+    if sent != (header.messages, header.data_crc):
+        raise BadBatch(
+            f"the field 'unique' of the table says {sent[0]} messages and data_crc {sent[1]:#x}, the header says "
+            f"{header.messages} and {header.data_crc:#x}"
+        )
 
 
 def _check_run(view: memoryview, data: memoryview, header: Header, limits: BatchLimits) -> RunRecord:
@@ -555,10 +581,11 @@ def with_ahead(view: memoryview, batch: CheckedBatch, ahead_us: int) -> tuple[me
     header = batch.header
     if ahead_us < DELIVER_UNIT_US or not header.flags & _TIMED_FLAGS:
         return view, batch
-    table = bytearray(table_of(batch.names, source_in(stored_table(view, header))))
-    assert table[0] == 0x82, "a map of two fields"
-    table[0] += 1
-    table += AHEAD_FIELD + ahead_us.to_bytes(8, "big")
+    stored = stored_table(view, header)
+    table = table_of(batch.names, source_in(stored))
+    if (sent := sent_as(stored)) is not None:
+        table = with_field(table, unique_field(*sent))
+    table = with_field(table, AHEAD_FIELD + ahead_us.to_bytes(8, "big"))
     records = bytes(view[BATCH_HEADER_SIZE : BATCH_HEADER_SIZE + RUN_SIZE * header.runs])
     data = view[header.data_start : header.size]
     size = BATCH_HEADER_SIZE + len(records) + len(table) + len(data)
@@ -567,7 +594,7 @@ def with_ahead(view: memoryview, batch: CheckedBatch, ahead_us: int) -> tuple[me
     runs = None
     if batch.runs is not None:
         runs = np.frombuffer(buffer, RUN_DTYPE, header.runs, BATCH_HEADER_SIZE)
-    return buffer, CheckedBatch(parse_header(buffer), batch.names, batch.run, runs)
+    return buffer, CheckedBatch(parse_header(buffer), batch.names, batch.run, runs, batch.has_unique)
 
 
 def clock_us_of(view: memoryview, header: Header, stored_at_us: int | None = None) -> int:

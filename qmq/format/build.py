@@ -44,13 +44,15 @@ from qmq.format.layout import (
 from qmq.format.pieces import stored_runs
 from qmq.format.run import cut_data
 from qmq.format.source import NO_SOURCE, source_in
-from qmq.format.table import table_of
+from qmq.format.table import sent_as, table_of, unique_field, with_field
+from qmq.format.unique import HASH_FIELD, hash_of
 
 _PACK: Final = msgpack.Packer(autoreset=True, use_bin_type=True).pack
 
-#: A message header is the msgpack map ``{"k": [keys], "o": [order key], "t": [tags], "p": {properties}}`` without its
-#: empty parts. The map's first byte depends on how many parts it has; the parts follow, packed one by one.
-_MAP: Final = (b"\x80", b"\x81", b"\x82", b"\x83", b"\x84")
+#: A message header is the msgpack map ``{"u": hash of the unique text, "k": [keys], "o": [order key], "t": [tags],
+#: "p": {properties}}`` without its empty parts. The map's first byte depends on how many parts it has; the parts
+#: follow, packed one by one.
+_MAP: Final = (b"\x80", b"\x81", b"\x82", b"\x83", b"\x84", b"\x85")
 _KEYS: Final = b"\xa1k"
 _ORDER_KEY: Final = b"\xa1o"
 _TAGS: Final = b"\xa1t"
@@ -175,6 +177,18 @@ def make_header(
     return MessageHeader(_MAP[parts] + packed, bits, hashed, deliver_at, expire_at, more_keys, lane)
 
 
+def with_unique(header: MessageHeader, unique: bytes) -> MessageHeader:
+    """Return a header with the hash of a unique text in front. Raises MessageTooLarge when it is over 65,535 bytes."""
+    packed = header.packed
+    packed = _MAP[packed[0] - _MAP[0][0] + 1 if packed else 1] + HASH_FIELD + unique + packed[1:]
+    if len(packed) > MAX_HEADER_BYTES:
+        raise MessageTooLarge(
+            f"keys, tags and properties take {len(packed)} bytes with the hash of the unique text, at most "
+            f"{MAX_HEADER_BYTES} are allowed; put large values into the body"
+        )
+    return tuple.__new__(MessageHeader, (packed, *header[1:]))
+
+
 def _order_key_part(order_key: str) -> tuple[bytes, int]:
     """Return the packed order key of a header, and its lane."""
     raw = str.encode(order_key)
@@ -293,6 +307,23 @@ def ordered_headers_of(
     ]
 
 
+def unique_headers_of(
+    texts: Sequence[str], count: int, shared: MessageHeader, headers: Sequence[AnyHeader] | None
+) -> list[MessageHeader]:
+    """Return *headers* (None: *shared* for each) of *count* messages with the hashes of these unique texts, one for
+    each.
+
+    Raises InvalidOption, also for another count of texts, and MessageTooLarge.
+    """
+    if not _is_listed(texts, count):
+        raise InvalidOption(f"unique must be a list of {count} texts, one for each body, not {texts!r:.80}")
+    if headers is None and not shared.packed:  # the common case
+        front, (_, *rest) = _MAP[1] + HASH_FIELD, shared
+        return [tuple.__new__(MessageHeader, (front + hash_of(text), *rest)) for text in texts]
+    full = repeat(shared) if headers is None else map(full_header, headers)
+    return [with_unique(header, hash_of(text)) for header, text in zip(full, texts, strict=False)]
+
+
 def _tuple_of(tags: Sequence[str]) -> tuple[str, ...]:
     if isinstance(tags, str):
         raise TypeError
@@ -403,11 +434,13 @@ def build_flat(
     lengths: bytes | None = None,
     source: bytes = NO_SOURCE,
     lanes: Sequence[int] | None = None,
+    has_unique: bool = False,
 ) -> list[bytes]:
     """As build_batch, with the runs given as their subjects, their lanes (None: all are normal), their numbers of
     messages, and the messages of all.
 
-    *lengths* are those of the bodies as little-endian u32, where they are known.
+    *lengths* are those of the bodies as little-endian u32, where they are known. *has_unique*: some of the headers have
+    hashes of unique texts.
     """
     messages, columns, flags = _columns_of(bodies, headers, lengths)
     if len(subjects) == 1:
@@ -427,6 +460,8 @@ def build_flat(
         records = records_of(counts, list(map(len, datas)), map(crc32c, datas), named=named)
         subjects = named.names
     table = table_of(subjects, source)
+    if has_unique:
+        table = with_field(table, unique_field(len(messages), crc))
     fields = (
         BATCH_MAGIC, BATCH_VERSION, 0, flags, BATCH_HEADER_SIZE + len(records) + len(table) + size, len(table),
         len(messages), len(counts), 0, 0, created_at_us, 0, _NO_STORE, producer_id, producer_sequence, crc, 0,
@@ -690,7 +725,10 @@ def cut_batch(batch: memoryview, start: int, stop: int, producer_sequence: int) 
             counts.append(end - first)
             datas.append(b"".join(cut_data(run.data, header.flags, run.count, first, end)))
     named = name_runs(subjects, lanes)
-    data, table = b"".join(datas), table_of(named.names, source_in(stored_table(batch, header)))
+    data, sent = b"".join(datas), stored_table(batch, header)
+    table = table_of(named.names, source_in(sent))
+    if sent_as(sent) is not None:
+        table = with_field(table, unique_field(sum(counts), crc32c(data)))
     records = records_of(counts, list(map(len, datas)), map(crc32c, datas), named=named)
     fields = header._replace(
         size=BATCH_HEADER_SIZE + len(records) + len(table) + len(data), table_size=len(table), messages=sum(counts),

@@ -152,6 +152,9 @@ MAX_HEADER_BYTES: Final = 65_535
 #: The most keys of a message, and the most bytes of one, as UTF-8.
 MAX_KEYS: Final = 16
 MAX_KEY_BYTES: Final = 1_024
+#: The most bytes of a unique text, as UTF-8, and the bytes of its hash.
+MAX_UNIQUE_BYTES: Final = 1_024
+UNIQUE_HASH_SIZE: Final = 16
 
 #: A piece's header: magic u32 | version u8 | whole u8 (1: the whole run, data_crc is its crc; 0: cut, the messages' own
 #: crcs decide) | flags u16 (of the batch) | size u32 (of the piece) | messages u32 | ordinal u32 (in the batch, of the
@@ -252,6 +255,19 @@ CHECKPOINT_VERSION: Final = 3
 OLDEST_CHECKPOINT_VERSION: Final = 2
 SUBJECTS_MAGIC: Final = b"QMQSUBJS"
 SUBJECTS_VERSION: Final = 1
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Unique texts, in the state of the broker in a checkpoint, and in the answers to sends
+
+#: Where the first message with a unique text is: position u64 (of the message) | stored_at_us u64 | sequence u64
+#: (NO_SEQUENCE: none) | partition u16
+UNIQUE_ROW: Final = struct.Struct("<QQQH")
+UNIQUE_ROW_SIZE: Final = 26
+UNIQUE_ROW_DTYPE: Final = np.dtype(
+    [("position", "<u8"), ("stored_at_us", "<u8"), ("sequence", "<u8"), ("partition", "<u2")]
+)
+#: hash of the subject 16s | hash of the text 16s
+UNIQUE_KEY_SIZE: Final = 32
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Pull log: the records of groups

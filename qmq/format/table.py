@@ -6,6 +6,7 @@ client.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from itertools import islice
 from typing import Final
@@ -28,6 +29,10 @@ TABLE_FIELDS: Final = 16
 #: big-endian.
 AHEAD_FIELD: Final = b"\xa5ahead\xcf"
 AHEAD_SIZE: Final = len(AHEAD_FIELD) + 8
+#: The field behind the subjects in the table of a batch that has unique texts; its value follows, 8 bytes.
+UNIQUE_FIELD: Final = b"\xa6unique\xc4\x08"
+_SENT_AS: Final = struct.Struct("<II")
+UNIQUE_SIZE: Final = len(UNIQUE_FIELD) + _SENT_AS.size
 
 #: Both caches have only small tables, and at most so many: a producer repeats them, and an untrusted client must not
 #: fill the memory.
@@ -39,6 +44,7 @@ _LAST_BYTES: Final = 512 << 10
 
 #: The head of a map of two fields, and of one.
 _MAP: Final = b"\x82"
+_WITH_UNIQUE: Final = 0x83
 _SOURCE_ONLY: Final = b"\x81"
 _SUBJECTS: Final = b"\xa8subjects"
 
@@ -62,6 +68,35 @@ def table_of(subjects: Sequence[str], source: bytes = NO_SOURCE) -> bytes:
     return _MAP + front_of(source) + rest
 
 
+def unique_field(messages: int, data_crc: int) -> bytes:
+    """Return the field of the table of a batch that a client sends with so many messages, some with unique texts."""
+    return UNIQUE_FIELD + _SENT_AS.pack(messages, data_crc)
+
+
+def sent_as(table: bytes) -> tuple[int, int] | None:
+    """Return how many messages a batch with unique texts had when its client sent it, and the checksum of its data
+    then; None where the table does not say that it has unique texts.
+    """
+    if table[:1] == _MAP:
+        return None
+    if table[-AHEAD_SIZE:].startswith(AHEAD_FIELD):
+        table = table[:-AHEAD_SIZE]
+    if not table[-UNIQUE_SIZE:].startswith(UNIQUE_FIELD):
+        return None
+    messages, data_crc = _SENT_AS.unpack(table[-_SENT_AS.size :])
+    return messages, data_crc
+
+
+def is_plain_table(table: bytes | memoryview) -> bool:
+    """Return whether a table, or its first byte, is that of a table with source and subjects only."""
+    return table[0] == _MAP[0]
+
+
+def with_field(table: bytes, field: bytes) -> bytes:
+    """Return a table with one more field, a name and a value, behind the others."""
+    return (table[0] + 1).to_bytes(1, "big") + table[1:] + field
+
+
 def source_table(source: bytes) -> bytes:
     """Return a table that has only a source, as pieces of one run have it."""
     return _SOURCE_ONLY + front_of(source)
@@ -80,6 +115,8 @@ def names_of(table: bytes) -> tuple[str, ...]:
     small = len(rest) <= _CACHED_BYTES
     if small and (known := _names.get(rest)) is not None:
         return known
+    if sent_as(table) is not None and table[0] == _WITH_UNIQUE:  # its value differs by batch
+        return names_of(_MAP + table[1:-UNIQUE_SIZE])
     try:
         names = _read(table)
         "".join(names)  # raises TypeError where one is not a string

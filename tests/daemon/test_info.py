@@ -98,6 +98,7 @@ WRONG = {
     "open_to_network": SOUND._replace(host="0.0.0.0"),
     "producers_nearly_full": SOUND._replace(used={"max_producers": 80_000, "max_subjects": 0}),
     "subjects_nearly_full": SOUND._replace(used={"max_producers": 0, "max_subjects": 800_000}),
+    "texts_forgotten": SOUND._replace(forgotten_texts=1_200),
     "subject_numbers_nearly_full": SOUND._replace(subject_numbers=54_000_000),
     "clock_behind": SOUND._replace(clock_behind_us=61_000_000),
     "certificate": SOUND._replace(certificate=("error", "the certificate in c.pem has expired: renew it")),

@@ -218,6 +218,29 @@ async def test_a_send_that_was_stored_is_not_stored_again_after_a_kill(
         ledger.check(await drain(broker.url, "all"))
 
 
+async def test_unique_sends_get_the_same_receipts_when_their_answers_are_lost(tmp_path: Path) -> None:
+    """The broker stores them without the repeats, and is killed before the client knows."""
+    async with (
+        broker_in(tmp_path / "data") as broker,
+        Proxy(int(broker.url.rpartition(":")[2])) as proxy,
+        qmq.connect(proxy.url) as client,
+    ):
+        old = await client.send("a.b", b"old", unique="old")
+        proxy.plan = swallow_answers
+        texts = ["old", "new", "new", "other"]
+        send = asyncio.create_task(client.send_many("a.b", [b"1", b"2", b"3", b"4"], unique=texts))
+        await until(lambda: _swallowed(proxy) == 1, "the broker has answered")
+        killed_us = time.time_ns() // 1_000
+        broker.kill()
+        proxy.plan = None
+        await asyncio.to_thread(broker.start)
+        receipts = await send
+        assert [receipt.duplicate for receipt in receipts] == [True, False, True, False]
+        assert (receipts[0].id, receipts[2].id) == (old.id, receipts[1].id)
+        assert all(receipt.stored_at_us < killed_us for receipt in receipts), "they were stored before the kill"
+        assert [message.body async for message in client.find("a.b")] == [b"old", b"2", b"4"]
+
+
 def _swallowed(proxy: Proxy) -> int:
     return proxy.struck["swallow", TO_CLIENT, "SENT", ""]
 

@@ -209,6 +209,7 @@ def _server_options(store: Store) -> ServerOptions:
         max_message_bytes=LIMITS.max_message_bytes,
         producer_window=LIMITS.producer_window,
         producer_ttl_ms=LIMITS.producer_ttl_ms,
+        unique_for_ms=LIMITS.unique_for_ms,
         max_pull_count=LIMITS.max_pull_count,
         max_pull_bytes=LIMITS.max_pull_bytes,
         session_timeout_ms=LIMITS.session_timeout_ms,

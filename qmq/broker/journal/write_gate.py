@@ -18,6 +18,7 @@ from qmq.broker.ports.effects import (
     PulledMessages,
     Refused,
     Sent,
+    SentDuplicates,
     Subscribed,
     SyncWanted,
 )
@@ -29,7 +30,7 @@ _AGAIN_US: Final = 100_000
 #: Acks that may wait are written and answered after this time at the latest.
 LATER_US: Final = 20_000
 #: Effects that depend on no record.
-_NEED_NO_RECORD: Final = frozenset((HeartbeatSeen, Sent, SyncWanted))
+_NEED_NO_RECORD: Final = frozenset((HeartbeatSeen, Sent, SentDuplicates, SyncWanted))
 
 
 class WriteGate:

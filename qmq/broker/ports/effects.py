@@ -29,6 +29,22 @@ class Sent(NamedTuple):
     first_sequences: int | npt.NDArray[np.uint64]
 
 
+class SentDuplicates(NamedTuple):
+    """As Sent, for a batch of which some or all messages repeat unique texts, and were left out.
+
+    ``first_sequences`` are those of the runs as they were sent, NO_SEQUENCE for one of which nothing is stored.
+    ``duplicates`` has an ordinal u32 and a UNIQUE_ROW for each message that was left out.
+    """
+
+    connection: int
+    request: int
+    position: int
+    stored_at_us: int
+    partition: int
+    first_sequences: npt.NDArray[np.uint64]
+    duplicates: bytes
+
+
 class Subscribed(NamedTuple):
     """A subscription began.
 
@@ -337,6 +353,7 @@ class StatsWanted(NamedTuple):
 
 Effect = (
     Sent
+    | SentDuplicates
     | Subscribed
     | PulledMessages
     | Unsubscribed

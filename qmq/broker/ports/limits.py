@@ -15,6 +15,9 @@ class BrokerLimits(NamedTuple):
     max_producers: int = 100_000
     producer_window: int = 64
     producer_ttl_ms: int = 3_600_000
+    unique_for_ms: int = 3_600_000
+    max_unique_texts: int = 1_000_000
+    max_unique_bytes: int = 256 << 20
     max_waiting_pulls: int = 1_000
     max_pull_count: int = 1_000_000
     max_pull_bytes: int = 16 << 20

@@ -19,8 +19,8 @@ from qmq.broker.ports.commands import Connected, Now, Send
 from qmq.broker.ports.effects import Effect, Refused, Sent
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.broker.ports.rights import Rights
-from qmq.broker.publish.dedup import Producers, RefusedBatches
-from qmq.broker.publish.send_replies import Repeat, SendReplies
+from qmq.broker.publish.dedup import Producers, RefusedBatches, RememberedBatch
+from qmq.broker.publish.send_replies import DuplicateBatch, Repeat, SendReplies
 from qmq.broker.publish.staging import (
     Answer,
     Barrier,
@@ -32,6 +32,8 @@ from qmq.broker.publish.staging import (
     StagedPartition,
     Visibility,
 )
+from qmq.broker.publish.unique_sends import UniqueArrival, answer_to, duplicates_of, unique_batch
+from qmq.broker.publish.unique_texts import UniqueTexts
 from qmq.errors import (
     BadBatch,
     Forbidden,
@@ -57,6 +59,7 @@ from qmq.format.batch import (
     numbers_by_run,
     stamp,
     stamp_plain,
+    stored_table,
     with_ahead,
 )
 from qmq.format.lanes import SLOT_BITS
@@ -70,8 +73,10 @@ from qmq.format.layout import (
     RUN_REPLAYED,
     RUN_SIZE,
 )
+from qmq.format.left_out import without
 from qmq.format.private import PRIVATE
 from qmq.format.source import ADDRESS_SIZE, NO_ADDRESS, has_room, stamped_front
+from qmq.format.table import sent_as
 from qmq.names import check_subject
 from qmq.storage.store import MOST_LANES, Store
 
@@ -85,10 +90,12 @@ class Intake:
     """Takes batches in. Answers, and syncs that it needs, go to *effects*."""
 
     def __init__(
-        self, store: Store, limits: BrokerLimits, producers: Producers, effects: list[Effect], rights: dict[int, Rights]
-    ) -> None:
+        self, store: Store, limits: BrokerLimits, producers: Producers, effects: list[Effect],
+        rights: dict[int, Rights], unique_texts: UniqueTexts,
+    ) -> None:  # fmt: skip
         """*rights* are those of the connections that have a token."""
         self._store = store
+        self._unique_texts = unique_texts
         self._rights = rights
         self._limits = BatchLimits(limits.max_message_bytes)
         self._copy_limits = BatchLimits(ANY_MESSAGE_BYTES, HANDED_FLAGS, RUN_REPLAYED)
@@ -113,8 +120,8 @@ class Intake:
         #: For the short way, by connection and table: the number of the subject, to which the connection may send, and
         #: what is stamped as the source.
         self._senders: dict[tuple[int, bytes], tuple[int, bytes]] = {}
-        self.replies = SendReplies(producers, effects, self._partition, self._all)
-        self._repeats: list[Repeat] = []
+        self.replies = SendReplies(producers, effects, self._partition, self._all, unique_texts)
+        self._repeats: list[Repeat | DuplicateBatch] = []
         self._last_positions: dict[
             int, LogPosition
         ] = {}  # end of the last batch, see _orders; with several partitions only
@@ -161,37 +168,77 @@ class Intake:
             raise
 
     def _take(self, command: Send, batch: CheckedBatch, now: Now) -> None:
-        header, known = batch.header, None
+        known = None
         if not command.copy:
+            header = batch.header
             producer_id, first = header.producer_id, header.producer_sequence
             self._producers.attach(command.connection, producer_id)
             written_us = self._written_us(command.connection, producer_id, first) if self._unanswered else None
             known = self._producers.lookup(producer_id, first, header.messages, header.data_crc, written_us)
-        if known is not None:
+        if batch.has_unique:
+            self._take_unique(command, batch, known, now)
+        elif known is not None:
             self._repeats.append(Repeat(command, known))
+        else:
+            self._take_new(command, command.batch, batch, now)
+
+    def _take_unique(self, command: Send, batch: CheckedBatch, known: RememberedBatch | None, now: Now) -> None:
+        """Take a batch with unique texts, without the messages that repeat some."""
+        texts = self._unique_texts
+        texts.expire(now.monotonic_us)
+        sent = unique_batch(command.batch, batch)
+        if known is not None:
+            self._repeats.append(Repeat(command, known, sent))
             return
-        view, batch = self._timed(command.batch, batch, now)
+        duplicates, view = duplicates_of(sent, texts), command.batch
+        texts.duplicates += len(duplicates)
+        if len(duplicates) == batch.header.messages:
+            rows = {ordinal: row for ordinal, row in duplicates.items() if isinstance(row, bytes)}
+            self._repeats.append(DuplicateBatch(command, batch, rows))
+            return
+        if duplicates:
+            view, batch = without(view, batch, duplicates)
+        arrival = UniqueArrival(texts, duplicates, now)
+        partition = self._take_new(command, view, batch, now, arrival)
+        staged = partition.staged[-1]
+        rows = arrival.stage(sent, batch, staged, partition.number)
+        if rows:
+            known = RememberedBatch(partition.number, staged.position)
+            answer = answer_to(command, sent.batch, rows, known, staged.stored_at_us, staged.first_sequences)
+            partition.staged[-1] = staged._replace(answer=answer)
+
+    def _take_new(
+        self, command: Send, view: memoryview, batch: CheckedBatch, now: Now, unique: UniqueArrival | None = None
+    ) -> StagedPartition:
+        """Stage a batch that is no repeat; return the partition. *unique* hears of the outcome of its write."""
+        view, batch = self._timed(view, batch, now)
         header = batch.header
         source = None if command.copy else self._source_of(command.connection, view, header.runs)
-        own: OwnBatch | None = None
+        own: OwnBatch | None = unique
+        flush = command.flush
         if header.flags & HAS_DELIVER_AT:
             assert self.delay_log is not None
             own = self.delay_log.arriving(view, batch, now.wall_us)
             partition = self.delay_log.partition()
             self._check_whole(partition)
             numbers = self.delay_log.numbers_of(batch)
+            if unique is not None:
+                unique.other, own = own, unique
         else:
             rights = self._rights.get(command.connection) if self._rights and not command.copy else None
             numbers = self.numbering.of(batch, rights=rights) if command.numbers is None else command.numbers
-            if batch.run is not None and not command.copy and batch.run[1] == LANE_NORMAL:
+            if batch.run is not None and not command.copy and batch.run[1] == LANE_NORMAL and unique is None:
                 self._know(command.connection, view, header, numbers)
             partition = self._choose(numbers)
             if len(self._partitions) > 1:
                 self._write_before(partition, numbers)
+        if unique is not None and unique.duplicates:
+            flush = self.replies.must_flush(partition, unique.duplicates, flush)
         if not command.copy:
             self._refusals.check(header.producer_id, header.producer_sequence)
         position = self._placed(partition, header.size)
-        self._stage(view, batch, partition, position, numbers, now, command, own, command.flush, source=source)
+        self._stage(view, batch, partition, position, numbers, now, command, own, flush, source=source)
+        return partition
 
     def _written_us(self, connection: int, producer_id: bytes, first: int) -> int | None:
         """Return when a batch was written at the earliest that comes again; None for one that does not."""
@@ -527,10 +574,12 @@ class Intake:
         first, messages = _hand_in(partition, view, batch, position, stored_at_us, numbers, source)
         if command is not None:
             if not command.copy:
+                sent = (header.messages, header.data_crc)
+                if batch.has_unique:
+                    sent = sent_as(stored_table(view, header)) or sent
                 self._producers.remember(
-                    header.producer_id, header.producer_sequence, header.messages, header.data_crc, partition.number,
-                    position, now.monotonic_us,
-                )  # fmt: skip
+                    header.producer_id, header.producer_sequence, *sent, partition.number, position, now.monotonic_us
+                )
             answer = Sent(command.connection, command.request, position, stored_at_us, partition.number, first)
         end = position + header.size
         last_positions: dict[int, LogPosition | None] = {}
@@ -559,10 +608,10 @@ class Intake:
                 self._refuse(batch.producer_id, batch.producer_sequence, error)
             if batch.answer is not None:
                 self._effects.append(Refused(batch.answer.connection, batch.answer.request, error))
-        refused = {(partition.number, batch.position) for batch in staged}
+        start, end = (staged[0].position, staged[-1].end) if staged else (0, 0)
         repeats, self._repeats = self._repeats, []
         for repeat in repeats:
-            if repeat.known in refused:
+            if any(place[0] == partition.number and start <= place[1] < end for place in repeat.places()):
                 self._effects.append(Refused(repeat.command.connection, repeat.command.request, error))
             else:
                 self._repeats.append(repeat)

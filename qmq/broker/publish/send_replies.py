@@ -2,25 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from qmq.broker.ports.commands import Send
-from qmq.broker.ports.effects import Effect, LastSequenceIs, Refused, Sent, SyncWanted
+from qmq.broker.ports.effects import Effect, LastSequenceIs, Refused, Sent, SentDuplicates, SyncWanted
 from qmq.broker.publish.dedup import Producers, RememberedBatch
 from qmq.broker.publish.staging import MOST_WAITING, Answer, StagedPartition
-from qmq.errors import QmqError
-from qmq.format.batch import parse_header, runs_of
+from qmq.broker.publish.unique_sends import Duplicates, UniqueBatch, answer_to, left_out_before, places_of
+from qmq.broker.publish.unique_texts import UniqueTexts
+from qmq.errors import Overloaded, QmqError, SequenceForgotten
+from qmq.format.batch import CheckedBatch, Header, parse_header, runs_of
 from qmq.format.layout import BATCH_HEADER_SIZE, NO_SEQUENCE, RUN_SIZE
+
+_NOWHERE: Final = RememberedBatch(0, 0)
 
 
 class Repeat(NamedTuple):
-    """A batch of this turn that was stored before."""
+    """A batch of this turn that was stored before; *unique* is what it has of unique texts."""
 
     command: Send
     known: RememberedBatch
+    unique: UniqueBatch | None = None
+
+    def places(self) -> Iterable[RememberedBatch]:
+        """Return where the messages are that it repeats."""
+        return (self.known,)
+
+
+class DuplicateBatch(NamedTuple):
+    """A batch of this turn of which nothing is stored, as all messages repeat unique texts."""
+
+    command: Send
+    batch: CheckedBatch
+    #: The UNIQUE_ROW of the first message by the ordinal of its repeat.
+    duplicates: dict[int, bytes]
+
+    def places(self) -> Iterable[RememberedBatch]:
+        """Return where the messages are that it repeats."""
+        return places_of(self.duplicates)
 
 
 class SendReplies:
@@ -28,9 +51,10 @@ class SendReplies:
 
     def __init__(
         self, producers: Producers, effects: list[Effect], partition_of: Callable[[int], StagedPartition],
-        partitions: Callable[[], list[StagedPartition]],
+        partitions: Callable[[], list[StagedPartition]], unique_texts: UniqueTexts,
     ) -> None:  # fmt: skip
         self._producers = producers
+        self._unique_texts = unique_texts
         self._effects = effects
         self._partition_of = partition_of
         self._partitions = partitions
@@ -79,16 +103,24 @@ class SendReplies:
 
     # --- repeats ------------------------------------------------------------------------------------------------------
 
-    def answer_repeat(self, repeat: Repeat) -> None:
-        """Repeat the answer that the batch got when it was stored, or would have got."""
-        command, known = repeat
+    def answer_repeat(self, repeat: Repeat | DuplicateBatch) -> None:
+        """Repeat the answer that the batch got when it was stored, or would have got; say of a batch that is a
+        duplicate where its first messages are.
+        """
+        if isinstance(repeat, DuplicateBatch):
+            command, batch, duplicates = repeat
+            left_out = answer_to(command, batch, duplicates, _NOWHERE, 0, NO_SEQUENCE)
+            self._when_all_stored(repeat.places(), command.flush, left_out)
+            return
+        command, known, unique = repeat
         broken = self._unknown_since(known)
         if broken is not None:
             self._effects.append(Refused(command.connection, command.request, broken))
             return
         part = self._partition_of(known.partition)
         if part.stored.message_log.segment_at(known.position) is None:
-            self._effects.append(_sent_long_ago(command, known))
+            if unique is None or not self._answer_without(repeat, None, NO_SEQUENCE):
+                self._effects.append(_sent_long_ago(command, known))
             return
         try:
             view = part.stored.page_cache.peek(known.position, BATCH_HEADER_SIZE)
@@ -98,21 +130,93 @@ class SendReplies:
             self._effects.append(Refused(command.connection, command.request, error))
             return
         firsts = runs_of(view, header)["first_sequence"].copy()
+        if unique is not None and header.messages < unique.batch.header.messages:
+            self._answer_without(repeat, header, firsts)
+            return
         answer = Sent(
             command.connection, command.request, known.position, header.stored_at_us, known.partition,
             int(firsts[0]) if header.runs == 1 else firsts,
         )  # fmt: skip
         self._when_stored(known, command.flush, answer)
 
-    def _when_stored(self, known: RememberedBatch, flush: bool, effect: Sent | LastSequenceIs) -> None:
+    def _answer_without(
+        self, repeat: Repeat, stored: Header | None, first_sequences: int | npt.NDArray[np.uint64]
+    ) -> bool:
+        """Answer a repeat of which messages were left out; return False where none were. *stored* is the header of the
+        rest; None: it is gone.
+        """
+        command, known, unique = repeat
+        assert unique is not None
+        left_out = left_out_before(unique, self._unique_texts, known)
+        if left_out is None:
+            error = SequenceForgotten(
+                "the batch was stored without some messages, as they repeated unique texts, and the broker has "
+                "forgotten which: unique_for_ms is over, or max_unique_texts are remembered"
+            )
+            self._effects.append(Refused(command.connection, command.request, error))
+            return True
+        if not left_out:
+            return False
+        stored_at_us = unique.batch.header.created_at_us if stored is None else stored.stored_at_us
+        answer = answer_to(command, unique.batch, left_out, known, stored_at_us, first_sequences)
+        self._when_all_stored((known, *places_of(left_out)), command.flush, answer)
+        return True
+
+    def _when_all_stored(self, places: Iterable[RememberedBatch], flush: bool, effect: SentDuplicates) -> None:
+        """Do as ``_when_stored`` for messages at several places. Where they wait in several partitions, the client is
+        to ask again.
+        """
+        waiting = dict[int, RememberedBatch]()
+        for place in places:
+            if (broken := self._unknown_since(place)) is not None:
+                self._effects.append(Refused(effect.connection, effect.request, broken))
+                return
+            if self._waits(place, flush):
+                waiting[place.partition] = place
+        if len(waiting) > 1:
+            error = self._in_several_partitions(map(self._partition_of, waiting))
+            self._effects.append(Refused(effect.connection, effect.request, error))
+        elif waiting:
+            self._when_stored(next(iter(waiting.values())), flush, effect)
+        else:
+            self._effects.append(effect)
+
+    def _waits(self, place: RememberedBatch, flush: bool) -> bool:
+        """Return whether what is stored at a place waits for a sync; *flush*: the one who asks wants it on disk."""
+        partition = self._partition_of(place.partition)
+        pending = any(barrier.flush and barrier.start <= place.position < barrier.end for barrier in partition.barriers)
+        return pending or (flush and self._is_unsynced(place))
+
+    def must_flush(self, partition: StagedPartition, duplicates: Duplicates, flush: bool) -> bool:
+        """Return whether a batch for *partition*, of which *duplicates* are left out, is to be answered after a sync:
+        it was sent with *flush*, or the first messages may wait for one. Raises Overloaded where these are in another
+        partition and wait there, and the error of a failed sync.
+        """
+        for place in places_of({ordinal: row for ordinal, row in duplicates.items() if isinstance(row, bytes)}):
+            if (broken := self._unknown_since(place)) is not None:
+                raise broken
+            if place.partition == partition.number:
+                flush = flush or self._is_unsynced(place)
+            elif place.position >= self._partition_of(place.partition).end() or self._waits(place, flush):
+                raise self._in_several_partitions([self._partition_of(place.partition)])
+        return flush
+
+    def _in_several_partitions(self, partitions: Iterable[StagedPartition]) -> Overloaded:
+        """Return the error for what waits for the disk in these partitions, and have them synced, so that the client
+        soon gets an answer.
+        """
+        for partition in partitions:
+            partition.wanted = partition.end()
+            self.want_sync(partition)
+        return Overloaded("the messages that were sent first wait for the disk in another partition")
+
+    def _when_stored(self, known: RememberedBatch, flush: bool, effect: Sent | SentDuplicates | LastSequenceIs) -> None:
         """Send *effect* now, or after the sync when *flush* asks for it or the batch was stored with ``flush``."""
         partition = self._partition_of(known.partition)
-        pending = any(barrier.flush and barrier.start <= known.position < barrier.end for barrier in partition.barriers)
-        unsynced = self._is_unsynced(known)
         broken = self._unknown_since(known)
         if broken is not None:
             self._effects.append(Refused(effect.connection, effect.request, broken))
-        elif not (pending or (flush and unsynced)):
+        elif not self._waits(known, flush):
             self._effects.append(effect)
         else:
             end = partition.end()  # covers the batch; waiting stays in order of position

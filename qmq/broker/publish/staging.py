@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qmq.broker.ports.commands import Send
-from qmq.broker.ports.effects import Administered, LastSequenceIs, Sent
+from qmq.broker.ports.effects import Administered, LastSequenceIs, Sent, SentDuplicates
 from qmq.errors import QmqError, StorageError
 from qmq.format.batch import CheckedBatch
 from qmq.storage.store import NotInMemory, Store
@@ -26,7 +26,7 @@ Numbers = npt.NDArray[np.int64]
 LogPosition = tuple[int, int]  # partition, position
 
 #: The answer once a batch is stored.
-Answer = Sent | LastSequenceIs | Administered
+Answer = Sent | SentDuplicates | LastSequenceIs | Administered
 
 
 class OwnBatch(Protocol):

@@ -30,6 +30,7 @@ _TAKEN: Final = (
     "expires_in",
     "priority",
     "order_key",
+    "unique",
     "body",
     "body_base64",
 )
@@ -49,6 +50,7 @@ class InputMessage(NamedTuple):
     expires_in: float | None = None
     priority: Priority | None = None
     order_key: str | None = None
+    unique: str | None = None
 
 
 class LineSplitter:
@@ -115,6 +117,7 @@ def draft_of(line: bytes, defaults: InputMessage) -> InputMessage:
         deliver_at,
         fields.get("expires_in", defaults.expires_in),
         *_lane(fields, defaults),
+        _text(fields, "unique"),
     )
 
 

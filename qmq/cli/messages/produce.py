@@ -61,6 +61,7 @@ _LAST_FLUSH_S: Final = 2.0
     help="How soon each message is handed out; 0 is low, 2 high.",
 )
 @click.option("--order-key", metavar="K", help="Hand messages with this order key out one after another, as stored.")
+@click.option("--unique", metavar="TEXT", help="Store BODY only if none with this text was sent within an hour.")
 @click.option(
     "--durability",
     type=click.Choice(["flush", "append"]),
@@ -83,6 +84,7 @@ def produce(
     expires_in: float | None,
     priority: Priority | None,
     order_key: str | None,
+    unique: str | None,
     durability: Durability,
     as_json: bool,
     ids: bool,
@@ -91,7 +93,7 @@ def produce(
     """Send BODY as a message to SUBJECT; without BODY each line of stdin. Print how many were acknowledged.
 
     With --json a line is an object with body or body_base64 and, optionally, subject, key or keys, tags, properties,
-    priority or order_key, expires_in and delay (seconds, or a text such as 30m) or deliver_at (a time such as
+    priority or order_key, unique, expires_in and delay (seconds, or a text such as 30m) or deliver_at (a time such as
     2027-01-31T12:00:00Z, or seconds since 1970), which override the options; blank lines are ignored. It takes what
     `qmq consume --json` prints.
 
@@ -102,9 +104,11 @@ def produce(
       qmq produce shop.order.paid '{"id": 4421}' --key order-4421 --key user-7
       qmq produce shop.mail --delay 30m --priority low < mails.txt
       qmq produce shop.order.changed '{"id": 4421}' --order-key order-4421
+      qmq produce shop.charge '{"id": 4421}' --unique order-4421-charge
       qmq consume shop. --solo --start first --json | qmq produce copy.shop --json
     """
     from qmq.format.build import make_header
+    from qmq.format.unique import hash_of
     from qmq.net.client.options import deliver_at_of, expire_at_of, lane_of
 
     if subject is not None:
@@ -120,12 +124,18 @@ def produce(
     texts = [text_of(key) for key in keys]
     fields = texts or None, words or None, properties or None
     order_key = None if order_key is None else text_of(order_key)
-    defaults = InputMessage(subject or "", b"", *fields, delay, None, expires_in, priority, order_key)
+    if unique is not None:
+        if body is None:
+            raise click.UsageError("--unique is for one BODY: of lines with one text only the first would be stored")
+        unique = text_of(unique)
+        hash_of(unique)
+    defaults = InputMessage(subject or "", b"", *fields, delay, None, expires_in, priority, order_key, unique)
     # Raises if an option is wrong, before a connection is made.
     make_header(texts, words, properties, lane=lane_of(priority, order_key), order_key=order_key)
     if body is not None:
         sent = run(_send_one(server, durability, defaults._replace(body=os.fsencode(body))))
-        click.echo(sent if ids else "1 acknowledged")
+        repeated = f"; it was sent before, and is stored as {sent.id}" if sent.duplicate else ""
+        click.echo(sent.id if ids else f"1 acknowledged{repeated}")
         return
     if sys.stdin.isatty():
         click.echo("qmq: each line is a message; Ctrl-D ends the input", err=True)
@@ -303,10 +313,10 @@ class IdProduction(Production):
         pass  # the ids are printed already
 
 
-async def _send_one(server: str, durability: Durability, draft: InputMessage) -> str:
-    """Send one message, and return its id."""
+async def _send_one(server: str, durability: Durability, draft: InputMessage) -> Receipt:
+    """Send one message, and return its receipt."""
     async with connect(server, durability=durability) as client:
-        return (await client.send(draft.subject, draft.body, **_options(draft))).id
+        return await client.send(draft.subject, draft.body, **_options(draft))
 
 
 def _options(draft: InputMessage) -> SendOptions:
@@ -320,6 +330,7 @@ def _options(draft: InputMessage) -> SendOptions:
         "expires_in": draft.expires_in,
         "priority": draft.priority,
         "order_key": draft.order_key,
+        "unique": draft.unique,
     }
 
 
@@ -334,6 +345,7 @@ class SendOptions(TypedDict):
     expires_in: float | None
     priority: Priority | None
     order_key: str | None
+    unique: str | None
 
 
 class InputSource:

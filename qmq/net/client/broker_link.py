@@ -457,11 +457,14 @@ class Link:
     # --- called by the connection ------------------------------------------------------------------------------------
 
     def batch_stored(
-        self, request: int, position: int, stored_at_us: int, partition: int, store_id: bytes, firsts: Sequence[int]
-    ) -> None:
+        self, request: int, position: int, stored_at_us: int, partition: int, store_id: bytes, firsts: Sequence[int],
+        duplicates: bytes = b"",
+    ) -> None:  # fmt: skip
         """Hand in the fields of SENT: the broker has stored the batch of that request."""
         assert self._loop is not None
-        self._sending.stored(request, position, stored_at_us, partition, store_id, firsts, self._loop.time())
+        self._sending.stored(
+            request, position, stored_at_us, partition, store_id, firsts, self._loop.time(), duplicates
+        )
         self._batch_ended()
 
     def batch_refused(self, request: int, error: QmqError) -> None:
@@ -665,6 +668,7 @@ class Link:
                 welcome.producer_window,
                 welcome.producer_ttl_ms / 4_000,
                 self._batch_bytes,
+                welcome.unique_for_ms > 0,
             ),
         )
         self._sending.continue_after(last)

@@ -27,9 +27,12 @@ from qmq.format.build import (
     headers_of,
     make_header,
     ordered_headers_of,
+    unique_headers_of,
+    with_unique,
 )
 from qmq.format.ids import MessageId
 from qmq.format.layout import LANE_ORDERED
+from qmq.format.unique import hash_of
 from qmq.names import check_prefix
 from qmq.net.client.admin.admin import Admin
 from qmq.net.client.admin.listing import Listing
@@ -189,6 +192,7 @@ class Client:
         expires_in: Duration | None = None,
         priority: Priority | None = None,
         order_key: str | None = None,
+        unique: str | None = None,
         durability: Durability | None = None,
     ) -> Receipt:
         """Send one message; return its receipt once it is stored.
@@ -198,6 +202,7 @@ class Client:
             await client.send("shop.reminder", b"...", delay="2h", expires_in="1d")
             await client.send("shop.mail", b"...", priority="high")
             await client.send("shop.order.changed", b"...", order_key="order-4421")
+            await client.send("shop.charge", b"...", unique="order-4421-charge")
 
         Its body is *body*, or the value *json* as JSON with the property content-type: application/json, which
         ``Message.json`` reads. *key*, or each of up to 16 *keys*, names what it is about, in 1 to 1,024 bytes of UTF-8;
@@ -211,6 +216,10 @@ class Client:
         one only when those before it are acknowledged or dead. With several brokers, those of one order key go to the
         same broker; while it is away such sends wait for it, and fail after ``send_timeout``.
 
+        A message of a subject with the same *unique* text (1 to 1,024 bytes of UTF-8) as one that was sent within the
+        broker's ``unique_for_ms`` (1 h) is not stored again: the receipt says ``duplicate``, and has the id of the
+        first. With several brokers, a text goes to one of them, as an order key does, which decides if there are both.
+
         A send is written at once while nothing is on its way; concurrent sends go as one batch. Raises UsageError,
         InvalidName, InvalidOption, MessageTooLarge, TypeError before it is sent; SendFailed if it was not stored;
         SendUnknown if it may be stored or not. A send that is cancelled may still be stored.
@@ -222,7 +231,7 @@ class Client:
         due = deliver_at_of(delay, deliver_at) if delay is not None or deliver_at is not None else 0
         plain = key is keys is None and not tags and not properties and not due and expires_in is None
         plain = plain and priority is order_key is None
-        if plain and durability is None and type(body) is bytes:
+        if plain and unique is durability is None and type(body) is bytes:
             if self._accumulator.unfinished:
                 joined: asyncio.Future[Receipt] = self._brokers.ready().create_future()
                 if self._accumulator.add_plain(subject, body, joined):
@@ -236,11 +245,14 @@ class Client:
             expire_at = 0 if expires_in is None else expire_at_of(expires_in)
             lane = lane_of(priority, order_key)
             header = make_header(either_of(key, keys), tags, properties, due, expire_at, lane, order_key)
+        if unique is not None:
+            self._accumulator.check_unique()
+            header = with_unique(header, hash_of(unique))
         flush = self._flush if durability is None else is_flush(durability)
         body = body_of(body)
         loop = self._brokers.ready()
         future: asyncio.Future[Receipt] = loop.create_future()
-        if self._accumulator.add(subject, body, header, flush, future, loop.time()):
+        if self._accumulator.add(subject, body, header, flush, future, loop.time(), unique):
             self._brokers.want_turn()
         return await future
 
@@ -258,16 +270,17 @@ class Client:
         priority: Priority | None = None,
         order_key: str | None = None,
         order_keys: Sequence[str] | None = None,
+        unique: Sequence[str] | None = None,
         durability: Durability | None = None,
     ) -> Receipts:
         """Send messages of one subject; return their receipts once all are stored.
 
             await client.send_many("shop.order.created", [b"1", b"2"], keys=["order-1", "order-2"], tags=["eu"])
 
-        *keys* has a key, a list of keys, or None for each body, *order_keys* an order key for each; *tags*,
-        *properties*, *priority* and *order_key* are those of all. The messages go as one batch, or as several if they
-        are too large for one; each batch is stored as a whole or not at all.
-        Raises as ``send``; ``failures`` of SendFailed name the messages by index.
+        *keys* has a key, a list of keys, or None for each body, *order_keys* an order key, and *unique* a unique text
+        for each; *tags*, *properties*, *priority* and *order_key* are those of all. The messages go as one batch, or as
+        several if they are too large for one; each batch is stored as a whole or not at all, but for repeats of unique
+        texts. Raises as ``send``; ``failures`` of SendFailed name the messages by index.
         """
         flush = self._flush if durability is None else is_flush(durability)
         packed = bodies_of(bodies)
@@ -286,11 +299,14 @@ class Client:
                 headers = list(keys)  # type: ignore[arg-type]  # all are text
             else:
                 headers = headers_of(keys, len(packed), header, tags, properties, order_key)
+        if unique is not None:
+            self._accumulator.check_unique()
+            headers = unique_headers_of(unique, len(packed), header, headers)
         loop = self._brokers.ready()
         if not packed:
             return Receipts(())
         future: asyncio.Future[Receipts] = loop.create_future()
-        self._accumulator.add_many(subject, packed, flush, future, loop.time(), header, headers)
+        self._accumulator.add_many(subject, packed, flush, future, loop.time(), header, headers, unique)
         self._brokers.want_turn()
         return await future
 
@@ -309,6 +325,7 @@ class Client:
         expires_in: Duration | None = None,
         priority: Priority | None = None,
         order_key: str | None = None,
+        unique: str | None = None,
         durability: Durability | None = None,
     ) -> int:
         """Queue one message; return its ticket, by which SendFailed of a later ``flush`` names it.
@@ -328,6 +345,7 @@ class Client:
             and deliver_at is None
             and expires_in is None
             and priority is None
+            and unique is None
             and type(body) is bytes
         ):
             accumulator = self._accumulator
@@ -373,11 +391,14 @@ class Client:
         all_keys = key if keys is None else either_of(key, keys)
         lane = lane_of(priority, order_key)
         header = make_header(all_keys, tags, properties, due, expire_at, lane, order_key)
-        if ticket := self._accumulator.append_nowait(subject, body, header, flush):
+        if unique is not None:
+            self._accumulator.check_unique()
+            header = with_unique(header, hash_of(unique))
+        elif ticket := self._accumulator.append_nowait(subject, body, header, flush):
             return ticket
         loop = self._brokers.ready()
         self._accumulator.check_nowait(subject, len(body), len(header.packed))
-        ticket = self._accumulator.add_nowait(subject, body, header, flush, loop.time())
+        ticket = self._accumulator.add_nowait(subject, body, header, flush, loop.time(), unique)
         self._brokers.want_turn()
         return ticket
 

@@ -118,6 +118,8 @@ class Welcome(NamedTuple):
     max_pull_count: int
     max_pull_bytes: int
     session_timeout_ms: int
+    #: How long a unique text is remembered; 0: by a broker of an older version, which knows none.
+    unique_for_ms: int = 0
 
 
 @asynccontextmanager
@@ -146,9 +148,12 @@ class ConnectionOwner(Protocol):
     """The owner of a connection, and the calls by which it learns what happens there."""
 
     def batch_stored(
-        self, request: int, position: int, stored_at_us: int, partition: int, store_id: bytes, firsts: Sequence[int]
-    ) -> None:
-        """Take the fields of a SENT frame; *firsts* are the first sequences of the runs."""
+        self, request: int, position: int, stored_at_us: int, partition: int, store_id: bytes, firsts: Sequence[int],
+        duplicates: bytes = b"",
+    ) -> None:  # fmt: skip
+        """Take the fields of a SENT frame; *firsts* are the first sequences of the runs, *duplicates* the rows of the
+        messages that were left out.
+        """
 
     def batch_refused(self, request: int, error: QmqError) -> None:
         """Take the error with which the broker refused a batch."""
@@ -164,7 +169,14 @@ class RequestsOnly:
     """The owner of a connection that has requests only: their callbacks learn all that happens."""
 
     def batch_stored(
-        self, request: int, position: int, stored_at_us: int, partition: int, store_id: bytes, firsts: Sequence[int]
+        self,
+        request: int,
+        position: int,
+        stored_at_us: int,
+        partition: int,
+        store_id: bytes,
+        firsts: Sequence[int],
+        duplicates: bytes = b"",
     ) -> None:
         """Never called, as no batch is sent."""
 
@@ -281,7 +293,8 @@ class BrokerConnection(asyncio.BufferedProtocol):
             fields["unanswered"] = unanswered
         answer = await self.request(FrameKind.HELLO, fields)
         try:
-            welcome = Welcome(*(answer.meta[name] for name in Welcome._fields))
+            announced: dict[str, Any] = Welcome._field_defaults | answer.meta
+            welcome = Welcome(*(announced[name] for name in Welcome._fields))
         except KeyError as error:
             raise ProtocolError(f"WELCOME of the broker at {self.address} lacks {error}") from None
         if type(welcome.store_id) is not bytes or not all(type(number) is int for number in welcome[2:]):
@@ -534,9 +547,10 @@ class BrokerConnection(asyncio.BufferedProtocol):
         try:
             position, stored_at_us, partition, store_id, runs = frames.SENT.unpack_from(payload)
             firsts = struct.unpack_from(f"<{runs}Q", payload, frames.SENT.size)
+            duplicates = bytes(payload[frames.SENT.size + 8 * runs :])
         except struct.error:
             raise ProtocolError(f"SENT has a payload of {len(payload)} bytes: some are missing") from None
-        self._owner.batch_stored(request, position, stored_at_us, partition, store_id, firsts)
+        self._owner.batch_stored(request, position, stored_at_us, partition, store_id, firsts, duplicates)
 
     def _take_messages(self, request: int, meta: memoryview, payload: memoryview, keeps: bool) -> None:
         """Hand an answer to a pull to the puller. The ACKs that it answers, too, are confirmed before."""

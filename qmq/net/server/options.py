@@ -71,6 +71,7 @@ class ServerOptions(NamedTuple):
     max_message_bytes: int
     producer_window: int
     producer_ttl_ms: int
+    unique_for_ms: int
     max_pull_count: int
     max_pull_bytes: int
     session_timeout_ms: int

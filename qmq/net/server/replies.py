@@ -48,6 +48,16 @@ def sent(effect: effects.Sent, store_id: bytes) -> bytes:
     return frames.encode_frame(FrameKind.SENT, request, b"", len(payload)) + payload
 
 
+def sent_duplicates(effect: effects.SentDuplicates, store_id: bytes) -> bytes:
+    """Encode SENT of a batch of which some messages were left out: where the first messages of their texts are stands
+    behind the first sequences.
+    """
+    _, request, position, stored_at_us, partition, firsts, duplicates = effect
+    payload = frames.SENT.pack(position, stored_at_us, partition, store_id, len(firsts))
+    payload += firsts.astype("<u8", copy=False).tobytes() + duplicates
+    return frames.encode_frame(FrameKind.SENT, request, b"", len(payload)) + payload
+
+
 def messages(effect: effects.PulledMessages, acked: Sequence[int] = ()) -> bytes:
     """Encode the header and head of MESSAGES; the buffers of the effect follow. It also answers the requests in
     *acked*.
@@ -212,6 +222,7 @@ class ReplyWriter:
         self.refusals: Counter[str] = Counter()
         self._carry_out: dict[type, Callable[[Any], object]] = {
             effects.Sent: self._sent,
+            effects.SentDuplicates: self._sent_duplicates,
             effects.PulledMessages: self._messages,
             effects.Subscribed: self._subscribed,
             effects.Unsubscribed: partial(self._answer, encode=unsubscribed),
@@ -339,6 +350,10 @@ class ReplyWriter:
             answer = sent(effect, self._store_id)
             self._count_off(connection)
             self.put(connection, answer)
+
+    def _sent_duplicates(self, effect: effects.SentDuplicates) -> None:
+        self.changes += 1
+        self._answer(effect, lambda sent_: sent_duplicates(sent_, self._store_id))
 
     def _messages(self, effect: effects.PulledMessages) -> None:
         if effect.messages:

@@ -87,7 +87,8 @@ STATS: Final = qmq.BrokerStats(
     file_bytes={"message_log": 98_765_432_100, "consumer_log": 123_456_789, "other": 0},
     refused={"message_too_large": 3, "storage_full": 1_200}, damage=0, failed_checkpoints=0,
     failed_syncs=0, scrubbed_bytes=0, scrub_rounds=0, dropped_segments=0, dropped_messages=0, lost_messages=0,
-    skipped_messages=0, checkpoint_age=0.4, cpu=12_345.6, memory_bytes=91_234_567, files=120, threads=11, disks=[],
+    skipped_messages=0, unique_texts=1_234_567, forgotten_texts=0, duplicate_messages=12, checkpoint_age=0.4,
+    cpu=12_345.6, memory_bytes=91_234_567, files=120, threads=11, disks=[],
     durations={
         "turn": qmq.Histogram(1_000, 1.0, [(0.000256, 10), (0.000512, 900), (0.001024, 990), (0.002048, 1_000)]),
         "send": qmq.Histogram(1_000, 1.0, [(0.000128, 700), (0.016384, 995), (1.048576, 1_000)]),

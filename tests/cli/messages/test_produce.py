@@ -294,6 +294,35 @@ def test_a_wrong_lane_of_a_line_is_named_and_hurts_no_other_line(broker: BrokerP
         assert done.stdout == f"{len(found)} acknowledged\n"
 
 
+def test_a_message_with_a_unique_text_is_stored_once(broker: BrokerProcess) -> None:
+    first, again = (qmq("produce", "unique.a", "x", "--unique", "t", "--ids", server=broker.url) for _ in range(2))
+    assert first.stdout == again.stdout
+    said = qmq("produce", "unique.a", "y", "--unique", "t", server=broker.url)
+    assert said.stdout == f"1 acknowledged; it was sent before, and is stored as {first.stdout}"
+    lines = [{"body": "1", "unique": "t"}, {"body": "2", "unique": "u"}, {"body": "3", "unique": "u"}, {"body": "4"}]
+    lines += [{"body": "bad", "unique": ""}, {"body": "bad", "unique": 5}]
+    stdin = "\n".join(map(json.dumps, lines)).encode()
+    done = qmq("produce", "unique.a", "--json", stdin=stdin, server=broker.url)
+    assert (done.exit_code, done.stdout) == (1, "4 acknowledged\n")
+    assert "line 5: a unique text has 1 to 1,024 bytes as UTF-8, not 0 as ''" in done.stderr
+    assert "line 6: unique is a string, not 5" in done.stderr
+    assert sorted(str(one["body"]) for one in stored(broker.url, "unique.a")) == ["2", "4", "x"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["x", "--unique", ""], "a unique text has 1 to 1,024 bytes as UTF-8, not 0 as ''"),
+        (["x", "--unique", "t" * 1_025], "not 1,025 as 'ttt"),
+        (["--unique", "t"], "--unique is for one BODY"),
+    ],
+)
+def test_a_wrong_unique_text_is_refused_before_a_connection(arguments: list[str], says: str) -> None:
+    done = qmq("produce", "a.b", *arguments, server="qmq://127.0.0.1:1")
+    assert done.exit_code == 2
+    assert says in done.stderr
+
+
 def test_lines_far_behind_a_wrong_one_are_sent_with_their_ids(broker: BrokerProcess) -> None:
     lines = [{"body": "bad", "priority": "urgent"}, *({"body": str(number)} for number in range(2_500))]
     stdin = "\n".join(map(json.dumps, lines)).encode()

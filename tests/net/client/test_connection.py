@@ -30,7 +30,14 @@ class Owner:
         self.told: list[Any] = []
 
     def batch_stored(
-        self, request: int, position: int, stored_at_us: int, partition: int, store_id: bytes, firsts: Sequence[int]
+        self,
+        request: int,
+        position: int,
+        stored_at_us: int,
+        partition: int,
+        store_id: bytes,
+        firsts: Sequence[int],
+        duplicates: bytes = b"",
     ) -> None:
         self.told.append(("stored", request, position, stored_at_us, partition, store_id, tuple(firsts)))
 

@@ -24,6 +24,7 @@ OPTIONS = ServerOptions(
     max_message_bytes=1 << 19,
     producer_window=64,
     producer_ttl_ms=3_600_000,
+    unique_for_ms=3_600_000,
     max_pull_count=1_000,
     max_pull_bytes=1 << 20,
     session_timeout_ms=30_000,

@@ -39,6 +39,7 @@ async def test_a_welcome_has_the_limits_of_the_broker() -> None:
             "max_message_bytes": OPTIONS.max_message_bytes,
             "producer_window": 64,
             "producer_ttl_ms": 3_600_000,
+            "unique_for_ms": 3_600_000,
             "max_pull_count": 1_000,
             "max_pull_bytes": 1 << 20,
             "session_timeout_ms": 30_000,

@@ -166,6 +166,9 @@ class BrokerStats:
     dropped_messages: int
     lost_messages: int
     skipped_messages: int
+    unique_texts: int
+    forgotten_texts: int
+    duplicate_messages: int
     checkpoint_age: float
     cpu: float
     memory_bytes: int
@@ -193,11 +196,34 @@ class BrokerStats:
 
 _COUNTS: Final = tuple(GroupTotals.__dataclass_fields__)
 _SAME: Final = (
-    "version", "python", "subject_count", "group_count", "connections", "requests", "waiting_pulls", "waiting_syncs",
-    "delayed", "received_bytes", "handed_messages", "handed_bytes", "log_bytes", "segments", "file_bytes", "refused",
-    "damage", "failed_checkpoints", "failed_syncs", "scrubbed_bytes", "scrub_rounds", "dropped_segments",
-    "dropped_messages", "lost_messages", "skipped_messages",
-)  # fmt: skip
+    "version",
+    "python",
+    "subject_count",
+    "group_count",
+    "connections",
+    "requests",
+    "waiting_pulls",
+    "waiting_syncs",
+    "delayed",
+    "received_bytes",
+    "handed_messages",
+    "handed_bytes",
+    "log_bytes",
+    "segments",
+    "file_bytes",
+    "refused",
+    "damage",
+    "failed_checkpoints",
+    "failed_syncs",
+    "scrubbed_bytes",
+    "scrub_rounds",
+    "dropped_segments",
+    "dropped_messages",
+    "lost_messages",
+    "skipped_messages",
+)
+#: Counts that a broker of an older version does not have.
+_LATER: Final = ("unique_texts", "forgotten_texts", "duplicate_messages")  # fmt: skip
 _TIMES: Final = {
     "at_us": "at", "oldest_unacked_us": "oldest_unacked", "in_flight_since_us": "in_flight_since",
     "held_since_us": "held_since", "last_pull_us": "last_pull", "in_retry_oldest_us": "in_retry_oldest",
@@ -220,6 +246,7 @@ def broker_stats_of(fields: Mapping[str, Any], groups: list[GroupStats]) -> Brok
     process = fields["process"]
     return BrokerStats(
         **{name: fields[name] for name in _SAME},
+        **{name: fields.get(name, 0) for name in _LATER},
         store_id=fields["store_id"].hex(),
         at=utc_from_us(fields["now_us"]),
         started_at=utc_from_us(fields["started_us"]),

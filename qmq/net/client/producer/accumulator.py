@@ -9,7 +9,8 @@ when it is full.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import repeat
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -29,6 +30,7 @@ from qmq.net.client.producer.batch import (
     OutgoingBatch,
     Waiter,
 )
+from qmq.net.client.producer.duplicates import no_unique_texts
 from qmq.net.client.producer.ordered import OrderedRun, key_of, order_key_of
 from qmq.net.client.producer.run import OutgoingRun, RunName, Sizes, name_of
 from qmq.net.protocol.frames import FRAME_SIZE
@@ -53,14 +55,15 @@ def _takes_any(broker: int) -> bool:
 
 
 class BatchKind(NamedTuple):
-    """The properties that all messages of a batch share: their durability, whether they are delayed and may expire, and
-    the broker that they have to go to.
+    """The properties that all messages of a batch share: their durability, whether they are delayed and may expire, the
+    broker that they have to go to, and whether they have unique texts.
     """
 
     flush: bool
     delayed: bool
     expires: bool = False
     broker: int = ANY_BROKER
+    unique: bool = False
 
 
 class SendLimits(NamedTuple):
@@ -73,6 +76,8 @@ class SendLimits(NamedTuple):
     most_moved_s: float = 900.0
     #: The size of batches, of which a larger message alone is one. A link that is too slow for them gets smaller ones.
     batch_bytes: int = BATCH_BYTES
+    #: Whether the broker knows unique texts.
+    takes_unique: bool = True
 
 
 class Accumulator:
@@ -152,16 +157,24 @@ class Accumulator:
                 "call drain() between calls of send_nowait"
             )
 
-    def add(self, subject: str, body: bytes, header: MessageHeader, flush: bool, waiter: Waiter, now: float) -> bool:
-        """Add a message with a waiter; return whether a turn of the link has to look for a batch. Raises InvalidName,
-        MessageTooLarge.
+    def check_unique(self) -> None:
+        """Raise InvalidOption where the broker knows no unique texts."""
+        if not self._limits.takes_unique:
+            raise no_unique_texts()
+
+    def add(
+        self, subject: str, body: bytes, header: MessageHeader, flush: bool, waiter: Waiter, now: float,
+        unique: str | None = None,
+    ) -> bool:  # fmt: skip
+        """Add a message with a waiter; return whether a turn of the link has to look for a batch. *unique* is its
+        unique text, whose hash is in the header. Raises InvalidName, MessageTooLarge.
         """
-        run = self._append(subject, body, header, flush)
+        run = self._append(subject, body, header, flush) if unique is None else None
         if run is not None:
             self._open_waiters.append((run, len(run.bodies) - 1, 0, waiter))
             return False
         self.check(subject, len(body), len(header.packed))
-        batch, run = self._place(subject, body, header, flush, now)
+        batch, run = self._place(subject, body, header, flush, now, unique)
         batch.waiters.append((run, len(run.bodies) - 1, 0, waiter))
         return True
 
@@ -252,9 +265,11 @@ class Accumulator:
         self.unfinished[batch] = None
         return batch
 
-    def add_nowait(self, subject: str, body: bytes, header: MessageHeader, flush: bool, now: float) -> int:
+    def add_nowait(
+        self, subject: str, body: bytes, header: MessageHeader, flush: bool, now: float, unique: str | None = None
+    ) -> int:
         """Add a checked message without a waiter; return its ticket."""
-        batch, run = self._place(subject, body, header, flush, now)
+        batch, run = self._place(subject, body, header, flush, now, unique)
         self.ticket = ticket = self.ticket + 1
         if batch.runs is self._open_runs:
             self._add_ticket(run, ticket)
@@ -300,10 +315,11 @@ class Accumulator:
     def add_many(
         self, subject: str, bodies: Sequence[bytes], flush: bool, waiter: Waiter, now: float,
         header: MessageHeader = NO_HEADER, headers: Sequence[AnyHeader] | None = None,
+        unique: Sequence[str] | None = None,
     ) -> None:  # fmt: skip
         """Add the bodies (at least one) to as few batches as their size allows. *headers*: one for each body, with the
         times of *header*, and with order keys if that has the lane LANE_ORDERED; without them *header* is that of all.
-        Raises as ``add``.
+        *unique*: the unique texts, whose hashes are in *headers*. Raises as ``add``.
         """
         start, count = 0, len(bodies)
         sizes = np.fromiter(map(len, bodies), np.int64, count)
@@ -318,9 +334,11 @@ class Accumulator:
         if (headers is not None or header is not NO_HEADER) and not header.lane:
             self.plain.pop(subject, None)
         many = ManyWaiter(waiter)
-        if headers is not None and header.lane == LANE_ORDERED and self.broker_of is not None:
-            for body, one in zip(bodies, map(full_header, headers), strict=True):  # each may go to another broker
-                batch, run = self._place(subject, body, one, flush, now)
+        has_bound = header.lane == LANE_ORDERED or (unique is not None and header.lane < LANE_ORDERED)
+        if headers is not None and has_bound and self.broker_of is not None:
+            texts: Iterable[str | None] = repeat(None) if unique is None else unique
+            for body, one, text in zip(bodies, map(full_header, headers), texts, strict=False):
+                batch, run = self._place(subject, body, one, flush, now, text)  # each may go to another broker
                 batch.waiters.append((run, len(run.bodies) - 1, 1, many.part(1)))
             many.seal()
             return
@@ -330,17 +348,18 @@ class Accumulator:
             some = slice(start, start + step)
             part = bodies if count <= step else bodies[some]
             own = None if headers is None else headers[some]
-            start += self._place_some(subject, part, known[some], sizes[some], flush, many, now, header, own)
+            text = None if unique is None else unique[0]
+            start += self._place_some(subject, part, known[some], sizes[some], flush, many, now, header, own, text)
         many.seal()
 
     def _place(
-        self, subject: str, body: bytes, header: MessageHeader, flush: bool, now: float
+        self, subject: str, body: bytes, header: MessageHeader, flush: bool, now: float, unique: str | None = None
     ) -> tuple[OutgoingBatch, OutgoingRun]:
         """Add a message to an open batch; return the batch and the run, whose last message it is."""
         self._settle()
         lane = header.lane
         name = name_of(subject, lane) if lane else subject
-        kind = self._kind_of(subject, name, flush, header)
+        kind = self._kind_of(subject, name, flush, header, unique)
         size = len(body) + len(header.packed) + MESSAGE_OVERHEAD + _more_of(kind, lane)
         self._seal_disorder(name, kind, header)
         batch = self._open.get(kind)
@@ -358,16 +377,19 @@ class Accumulator:
     def _place_some(
         self, subject: str, bodies: Sequence[bytes], sizes: Sizes, sizes_with_headers: npt.NDArray[np.int64],
         flush: bool, many: ManyWaiter, now: float, header: MessageHeader, headers: Sequence[AnyHeader] | None,
+        unique: str | None,
     ) -> int:  # fmt: skip
-        """Add as many of the bodies as fit (at least one) to an open batch; return their count."""
+        """Add as many of the bodies as fit (at least one) to an open batch; return their count. *unique* is one of
+        their unique texts.
+        """
         name = name_of(subject, header.lane)
-        kind = self._kind_of(subject, name, flush, header)
+        kind = self._kind_of(subject, name, flush, header, unique)
         size = int(sizes_with_headers.sum()) + (MESSAGE_OVERHEAD + _more_of(kind, header.lane)) * len(bodies)
         if size > self._batch_bytes and len(bodies) > 1:  # larger than the average: halve until they fit
             half = len(bodies) // 2
             own = None if headers is None else headers[:half]
             return self._place_some(
-                subject, bodies[:half], sizes[:half], sizes_with_headers[:half], flush, many, now, header, own
+                subject, bodies[:half], sizes[:half], sizes_with_headers[:half], flush, many, now, header, own, unique
             )
         if (before := self._open.get(kind)) is not None and len(before.ordered) > 1:
             for one in (header,) if headers is None else headers:
@@ -399,7 +421,7 @@ class Accumulator:
                 self._seal(other)
         if batch is None:
             batch = self._open[kind] = OutgoingBatch(kind.flush, now)
-            batch.broker = kind.broker
+            batch.broker, batch.has_unique = kind.broker, kind.unique
             self.unfinished[batch] = None
             if kind == self._usual and self._may_cut_short:
                 self._open_runs, self._open_waiters = batch.runs, batch.waiters
@@ -422,16 +444,21 @@ class Accumulator:
         if isinstance(run, OrderedRun) and run is not batch.ordered[-1] and not batch.may_follow(run, key_of(header)):
             self._seal(kind)
 
-    def _kind_of(self, subject: str, name: RunName, flush: bool, header: MessageHeader) -> BatchKind:
+    def _kind_of(
+        self, subject: str, name: RunName, flush: bool, header: MessageHeader, unique: str | None
+    ) -> BatchKind:
         """Return the kind of batch for a message to the run of that name."""
         broker = ANY_BROKER
-        if self.broker_of is not None and header.lane >= LANE_ORDERED:
-            broker = self.broker_of(order_key_of(header))
-        delayed = header.deliver_at > 0
-        kind = BatchKind(flush, delayed, True, broker)
+        if self.broker_of is not None:
+            if header.lane >= LANE_ORDERED:
+                broker = self.broker_of(order_key_of(header))
+            elif unique is not None:
+                broker = self.broker_of(unique)
+        delayed, has_unique = header.deliver_at > 0, unique is not None
+        kind = BatchKind(flush, delayed, True, broker, has_unique)
         if header.expire_at or ((batch := self._open.get(kind)) is not None and name in batch.runs):
             return kind
-        return BatchKind(flush, delayed, False, broker)
+        return BatchKind(flush, delayed, False, broker, has_unique)
 
     def _seal(self, kind: BatchKind) -> None:
         """Seal the open batch of that kind: no more messages go into it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any, Final, Protocol
 
@@ -21,8 +21,9 @@ from qmq.format.layout import (
     RUN_SIZE,
 )
 from qmq.format.source import MAX_SENT_BYTES, NO_SOURCE
+from qmq.net.client.producer.duplicates import Duplicate
 from qmq.net.client.producer.ordered import OrderedRun, key_of
-from qmq.net.client.producer.receipts import AnySpan, OrderedSpan, Receipt, Receipts, StoredSpan
+from qmq.net.client.producer.receipts import AnySpan, OrderedSpan, Receipt, Receipts, ReceiptSpan, StoredSpan
 from qmq.net.client.producer.run import LaneRun, OutgoingRun, RunName
 from qmq.net.protocol.frames import made
 
@@ -63,6 +64,8 @@ class OutgoingBatch:
     _counted: Sequence[int] = ()  # how many of the messages of each are in _last_runs
     #: The broker that it has to go to, by the number of its address; ANY_BROKER: to that of new batches.
     broker = ANY_BROKER
+    #: Whether its messages have unique texts.
+    has_unique = False
     producer_sequence = 0
     first_written_at = 0.0
     #: Seconds in which it was in flight and bytes moved: these do not count against the send_timeout.
@@ -162,6 +165,7 @@ class OutgoingBatch:
             lengths=self._lengths(),
             source=source,
             lanes=lanes,
+            has_unique=self.has_unique,
         )
         runs = {name: run for name, run in self.runs.items() if isinstance(run, OutgoingRun)}
         for run in runs.values():
@@ -272,6 +276,38 @@ class OutgoingBatch:
                 waiter.set_result(span)
             else:
                 waiter.set_result(span.part(index, count))
+
+    def stored_without(
+        self, left_out: Mapping[int, Duplicate], position: int, stored_at_us: int, partition: int, store_id: bytes,
+        first_sequences: Sequence[int],
+    ) -> None:  # fmt: skip
+        """As ``stored``, for a batch without the messages of these ordinals, which repeat unique texts."""
+        starts, receipts, firsts = dict[OutgoingRun, int](), list[Receipt](), iter(first_sequences)
+        is_delayed = partition >= DELAY_PARTITION
+        for name, run in self.runs.items():
+            subject, counts = name if type(name) is str else name[0], [1]
+            if isinstance(run, OutgoingRun):
+                starts[run] = len(receipts)
+                counts = run.counts if isinstance(run, OrderedRun) else [run.count]
+            for count in counts:
+                sequence = next(firsts)
+                has_sequence = not is_delayed and sequence != NO_SEQUENCE
+                for ordinal in range(len(receipts), len(receipts) + count):
+                    first = left_out.get(ordinal)
+                    if first is not None:
+                        receipts.append(first.receipt(subject, store_id))
+                        continue
+                    span = StoredSpan(
+                        subject, 1, store_id, partition, position, sequence if has_sequence else None, stored_at_us
+                    )
+                    receipts.append(Receipt(span))
+                    position, sequence = position + 1, sequence + 1
+        for run, index, count, waiter in self.waiters:
+            if waiter.done():
+                continue
+            places = run.places() if isinstance(run, OrderedRun) else range(run.count)
+            own = [receipts[starts[run] + place] for place in places[index : index + (count or 1)]]
+            waiter.set_result(ReceiptSpan(tuple(own)) if count else own[0])
 
     def _ordered_spans(
         self, position: int, stored_at_us: int, partition: int, store_id: bytes, first_sequences: Sequence[int],

@@ -33,6 +33,7 @@ def halves_of(batch: OutgoingBatch) -> list[OutgoingBatch]:
         half.first_written_at, half.written_at, half.store_id = batch.first_written_at, batch.written_at, batch.store_id
         half.answer_lost, half.unknown_since, half.moved_s = batch.answer_lost, batch.unknown_since, batch.moved_s
         half.maybe_duplicate, half.broker, half.has_lanes = batch.maybe_duplicate, batch.broker, batch.has_lanes
+        half.has_unique = batch.has_unique
         _share(batch, half, start, stop, waiting)
         halves.append(half)
     return halves

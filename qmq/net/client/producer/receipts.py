@@ -72,9 +72,6 @@ class OrderedSpan(NamedTuple):
         return Receipt(self.stored._replace(messages=1, position=int(self.positions[index]), sequence=sequence))
 
 
-AnySpan = StoredSpan | OrderedSpan
-
-
 class Receipt:
     """The receipt of one stored message: its id, its sequence, and the time at which the broker stored it."""
 
@@ -118,6 +115,11 @@ class Receipt:
         """Whether another broker may have stored it, too: that one was lost before it answered (``failover_after``)."""
         return self._span.maybe_duplicate
 
+    @property
+    def duplicate(self) -> bool:
+        """Whether nothing was stored, as a message with this unique text was sent before: the id is that one's."""
+        return False
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Receipt) and self.id == other.id
 
@@ -126,6 +128,39 @@ class Receipt:
 
     def __repr__(self) -> str:
         return f"Receipt({self.id!r}, {self.subject!r}, sequence={self.sequence})"
+
+
+class DuplicateReceipt(Receipt):
+    """The receipt of a message that was not stored: one with its unique text was before. Its id, sequence and time are
+    those of that one.
+    """
+
+    __slots__ = ()
+
+    @property
+    def duplicate(self) -> bool:
+        return True
+
+    def __repr__(self) -> str:
+        return f"Receipt({self.id!r}, {self.subject!r}, sequence={self.sequence}, duplicate=True)"
+
+
+class ReceiptSpan(NamedTuple):
+    """Messages of one call of which some were not stored."""
+
+    receipts: tuple[Receipt, ...]
+
+    @property
+    def messages(self) -> int:
+        """The count of messages."""
+        return len(self.receipts)
+
+    def receipt(self, index: int) -> Receipt:
+        """Return the receipt of one of these messages."""
+        return self.receipts[index]
+
+
+AnySpan = StoredSpan | OrderedSpan | ReceiptSpan
 
 
 class Receipts(Sequence[Receipt]):

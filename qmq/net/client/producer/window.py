@@ -29,6 +29,7 @@ from qmq.errors import (
 from qmq.net.client.backoff import Backoff
 from qmq.net.client.producer.accumulator import Accumulator, SendLimits
 from qmq.net.client.producer.batch import ANY_BROKER, OutgoingBatch, Waiter
+from qmq.net.client.producer.duplicates import no_unique_texts, read_duplicates
 from qmq.net.client.producer.halving import halves_of
 from qmq.net.client.producer.outcomes import Outcomes
 
@@ -182,6 +183,9 @@ class SendWindow:
             if new is None:
                 return None
             batch = new
+        if batch.has_unique and not self._limits.takes_unique:  # it would store a repeat
+            self._fail(batch, no_unique_texts(), batch.answer_lost)
+            return self.next_batch(request, now, wall_us)
         if batch.buffers is None:
             outcomes = self._outcomes
             batch.build(wall_us, outcomes.producer_id, outcomes.next_sequence, outcomes.source)
@@ -267,19 +271,26 @@ class SendWindow:
         store_id: bytes,
         first_sequences: Sequence[int],
         now: float,
+        duplicates: bytes = b"",
     ) -> None:
-        """End a batch that the broker has stored. Raises ProtocolError if the answer does not fit the batch."""
+        """End a batch that the broker has stored, but for *duplicates*. Raises ProtocolError if the answer does not fit
+        the batch.
+        """
         batch = self._in_flight.get(request)
         if batch is None:
             self._given_up.discard(request)
             return
         if len(first_sequences) != (batch.built_runs or len(batch.runs)):
             raise ProtocolError(f"SENT for a batch of {len(batch.runs)} runs has {len(first_sequences)} sequences")
+        left_out = read_duplicates(duplicates, batch.count) if duplicates else None
         del self._in_flight[request]
         self.progress_at = self._outcomes.progress_at = now
         if self._backoff.tries:
             self._backoff.reset()
-        batch.stored(position, stored_at_us, partition, store_id, first_sequences)
+        if left_out is None:
+            batch.stored(position, stored_at_us, partition, store_id, first_sequences)
+        else:
+            batch.stored_without(left_out, position, stored_at_us, partition, store_id, first_sequences)
         if self._careful:
             self._careful.discard(batch)
         self._outcomes.ended(batch)
@@ -348,7 +359,11 @@ class SendWindow:
         cause = batch.last_error or self.last_error
         if cause is None:
             return ConnectionLost(f"the broker did not answer within the send_timeout of {self._send_timeout:g} s")
-        bound = "" if batch.broker == ANY_BROKER else "; no other broker could keep the order of these order keys"
+        bound = ""
+        if batch.broker != ANY_BROKER:
+            bound = "; no other broker could keep the order of these order keys"
+            if batch.has_unique:
+                bound = "; no other broker knows what was sent before with these unique texts"
         return type(cause)(f"tried for the send_timeout of {self._send_timeout:g} s, last: {cause}{bound}")
 
     def abandon(self, error: QmqError) -> None:

@@ -12,7 +12,8 @@ from typing import Any, Literal, Self, Unpack
 
 from qmq.durations import Duration
 from qmq.errors import UsageError
-from qmq.format.build import Keys, either_of, make_header
+from qmq.format.build import Keys, either_of, make_header, with_unique
+from qmq.format.unique import hash_of
 from qmq.net.client.admin.admin import Admin
 from qmq.net.client.admin.results import SubjectInfo
 from qmq.net.client.client import list_subjects
@@ -128,6 +129,7 @@ class SyncClient:
         expires_in: Duration | None = None,
         priority: Priority | None = None,
         order_key: str | None = None,
+        unique: str | None = None,
         durability: Durability | None = None,
     ) -> Receipt:
         """Send one message; return once it is stored. Raises as ``Client.send``."""
@@ -146,6 +148,7 @@ class SyncClient:
                 expires_in=expires_in,
                 priority=priority,
                 order_key=order_key,
+                unique=unique,
                 durability=durability,
             )
         )
@@ -164,6 +167,7 @@ class SyncClient:
         priority: Priority | None = None,
         order_key: str | None = None,
         order_keys: Sequence[str] | None = None,
+        unique: Sequence[str] | None = None,
         durability: Durability | None = None,
     ) -> Receipts:
         """Send messages of one subject; return their receipts once all are stored. Raises as ``Client.send_many``."""
@@ -181,6 +185,7 @@ class SyncClient:
                 priority=priority,
                 order_key=order_key,
                 order_keys=order_keys,
+                unique=unique,
                 durability=durability,
             )
         )
@@ -200,6 +205,7 @@ class SyncClient:
         expires_in: Duration | None = None,
         priority: Priority | None = None,
         order_key: str | None = None,
+        unique: str | None = None,
         durability: Durability | None = None,
     ) -> int:
         """Queue one message; return its ticket. Raises as ``Client.send_nowait``."""
@@ -210,7 +216,9 @@ class SyncClient:
         times = deliver_at_of(delay, deliver_at), expire_at_of(expires_in)
         lane = lane_of(priority, order_key)
         header = make_header(either_of(key, keys), tags, properties, *times, lane, order_key)
-        return self._current_thread().queue(subject, body_of(body), header, durability)
+        if unique is not None:
+            header = with_unique(header, hash_of(unique))
+        return self._current_thread().queue(subject, body_of(body), header, durability, unique)
 
     def cancel(self, message_id: str) -> bool:
         """Cancel a delayed message; return whether it was in time. See ``Client.cancel``."""

@@ -22,7 +22,7 @@ from qmq.net.client.producer.batch import MESSAGE_OVERHEAD
 
 T = TypeVar("T")
 
-_Queued = tuple[str, bytes, MessageHeader, bool]
+_Queued = tuple[str, bytes, MessageHeader, bool, str | None]
 
 
 class ClientThread:
@@ -92,16 +92,20 @@ class ClientThread:
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(function)
 
-    def queue(self, subject: str, body: bytes, header: MessageHeader, durability: Durability | None) -> int:
+    def queue(
+        self, subject: str, body: bytes, header: MessageHeader, durability: Durability | None, unique: str | None = None
+    ) -> int:
         """Do as Client.send_nowait. The loop is woken once for all messages that it has not taken yet."""
         flush = self.parts.options.flush if durability is None else is_flush(durability)
         size = len(body) + len(header.packed) + MESSAGE_OVERHEAD
         with self._lock:
             self.parts.brokers.ready()
+            if unique is not None:
+                self.parts.accumulator.check_unique()
             self.parts.accumulator.check_nowait(subject, len(body), len(header.packed), self._queued_bytes)
             self._ticket += 1
             ticket = self._ticket
-            self._queued.append((subject, body, header, flush))
+            self._queued.append((subject, body, header, flush, unique))
             self._queued_bytes += size
             if len(self._queued) == 1:
                 self._loop.call_soon_threadsafe(self._take_queued)
@@ -113,9 +117,9 @@ class ClientThread:
             self._queued_bytes = 0
             # The lock keeps each message in one of the two counts of queued bytes.
             now, accumulator = self._loop.time(), self.parts.accumulator
-            for message in queued:
-                if not accumulator.append_nowait(*message):
-                    accumulator.add_nowait(*message, now)
+            for subject, body, header, flush, unique in queued:
+                if unique is not None or not accumulator.append_nowait(subject, body, header, flush):
+                    accumulator.add_nowait(subject, body, header, flush, now, unique)
         self.parts.brokers.want_turn()
 
     def drain(self) -> None:
