@@ -40,12 +40,13 @@ from qmq.format.layout import (
     RUN,
     RUN_DTYPE,
     RUN_SIZE,
+    UNIQUE_HASH_SIZE,
 )
 from qmq.format.pieces import stored_runs
 from qmq.format.run import cut_data
 from qmq.format.source import NO_SOURCE, source_in
 from qmq.format.table import sent_as, table_of, unique_field, with_field
-from qmq.format.unique import HASH_FIELD, hash_of
+from qmq.format.unique import HASH_FIELD, hashes_of
 
 _PACK: Final = msgpack.Packer(autoreset=True, use_bin_type=True).pack
 
@@ -69,6 +70,11 @@ _ORDER_KEY_ONLY: Final = (b"", *(_MAP[1] + _ORDER_KEY + front[len(_KEYS) :] for 
 SHORT_KEY: Final = 256
 #: The most bytes of such a header beside its key.
 SHORT_KEY_OVERHEAD: Final = max(map(len, _KEY_ONLY))
+
+#: The head of a table with the field ``unique``.
+_THREE_FIELDS: Final = _MAP[3]
+#: The size of a header that has only the hash of a unique text.
+_HASH_ONLY_SIZE: Final = len(_MAP[1]) + len(HASH_FIELD) + UNIQUE_HASH_SIZE
 
 #: A batch of one message without a header: the batch header before its checksum without the fields that are 0; the
 #: checksum and the mark; the run; and the columns length u32 | header_size u16 | check u32.
@@ -103,7 +109,8 @@ class MessageHeader(NamedTuple):
 NO_HEADER: Final = MessageHeader(b"", 0, 0)
 
 #: A header, or in its place the only key of a message, if ``is_short_key`` says that it may; or the bytes of such a
-#: text that is its order key, where it has nothing else.
+#: text that is its order key, where it has nothing else. In a batch with unique texts bytes are the hash of one, where
+#: the message has nothing else.
 AnyHeader = MessageHeader | str | bytes
 
 
@@ -309,7 +316,7 @@ def ordered_headers_of(
 
 def unique_headers_of(
     texts: Sequence[str], count: int, shared: MessageHeader, headers: Sequence[AnyHeader] | None
-) -> list[MessageHeader]:
+) -> Sequence[AnyHeader]:
     """Return *headers* (None: *shared* for each) of *count* messages with the hashes of these unique texts, one for
     each.
 
@@ -317,11 +324,11 @@ def unique_headers_of(
     """
     if not _is_listed(texts, count):
         raise InvalidOption(f"unique must be a list of {count} texts, one for each body, not {texts!r:.80}")
-    if headers is None and not shared.packed:  # the common case
-        front, (_, *rest) = _MAP[1] + HASH_FIELD, shared
-        return [tuple.__new__(MessageHeader, (front + hash_of(text), *rest)) for text in texts]
+    hashes = hashes_of(texts)
+    if headers is None and shared is NO_HEADER:
+        return hashes
     full = repeat(shared) if headers is None else map(full_header, headers)
-    return [with_unique(header, hash_of(text)) for header, text in zip(full, texts, strict=False)]
+    return list(map(with_unique, full, hashes))
 
 
 def _tuple_of(tags: Sequence[str]) -> tuple[str, ...]:
@@ -442,7 +449,7 @@ def build_flat(
     *lengths* are those of the bodies as little-endian u32, where they are known. *has_unique*: some of the headers have
     hashes of unique texts.
     """
-    messages, columns, flags = _columns_of(bodies, headers, lengths)
+    messages, columns, flags = _columns_of(bodies, headers, lengths, has_unique)
     if len(subjects) == 1:
         data = [b"".join([column for column, _ in columns]), b"".join(messages)]
         size = len(data[0]) + len(data[1])
@@ -487,6 +494,26 @@ def build_single(
     return prefix + _SEAL.pack(crc32c(rest, crc32c(prefix))) + rest, data
 
 
+def build_single_unique(
+    subject: str, body: bytes, unique: bytes, created_at_us: int, producer_id: bytes, producer_sequence: int,
+    source: bytes = NO_SOURCE,
+) -> tuple[bytes, bytes]:  # fmt: skip
+    """As build_batch, for one message that has the hash of a unique text in its header, and nothing else there."""
+    message = b"".join((_MAP[1], HASH_FIELD, unique, body))
+    size = len(message)
+    data = _SINGLE_DATA.pack(size, _HASH_ONLY_SIZE, check_of(message, _HASH_ONLY_SIZE)) + message
+    size += _SINGLE_DATA.size
+    crc = crc32c(data)
+    table = b"".join((_THREE_FIELDS, table_of((subject,), source)[1:], unique_field(1, crc)))
+    table_size = len(table)
+    prefix = _SINGLE_PREFIX.pack(
+        BATCH_MAGIC, BATCH_VERSION, _SINGLE_SIZE + table_size + size, table_size, 1, 1, created_at_us, producer_id,
+        producer_sequence, crc,
+    )  # fmt: skip
+    rest = _SINGLE_RUN.pack(1, size, crc) + table
+    return prefix + _SEAL.pack(crc32c(rest, crc32c(prefix))) + rest, data
+
+
 def sealed_head(fields: tuple[Any, ...], rest: bytes) -> bytes:
     """Return the header with its checksum, then *rest*: run records and table."""
     head = BATCH_HEADER.pack(*fields)
@@ -512,7 +539,7 @@ Values = Sequence[int] | npt.NDArray[Any]  # one of each message
 
 
 def _columns_of(
-    bodies: Sequence[bytes], headers: Sequence[AnyHeader] | None, lengths: bytes | None
+    bodies: Sequence[bytes], headers: Sequence[AnyHeader] | None, lengths: bytes | None, has_unique: bool
 ) -> tuple[Sequence[bytes], list[Column], int]:
     """Return the messages (header and body), the columns in file order, and the flags of the optional columns."""
     count = len(bodies)
@@ -524,9 +551,9 @@ def _columns_of(
     kinds = set(map(type, headers))
     if kinds != {MessageHeader}:
         if len(kinds) == 1:
-            of_short = _of_short_keys if str in kinds else _of_short_order_keys
+            of_short = _of_short_keys if str in kinds else _of_hashes if has_unique else _of_short_order_keys
             return of_short(bodies, headers, lengths)  # type: ignore[arg-type]  # all are text, or bytes
-        headers = list(map(full_header, headers))
+        headers = list(map(full_header, headers, repeat(has_unique)))
     packed, tags, keys, *times, more_keys, _ = zip(*headers, strict=True)
     messages = list(map(add, packed, bodies))
     sizes = list(map(len, packed))
@@ -664,10 +691,12 @@ def name_runs(subjects: Sequence[str], lanes: Sequence[int] | None) -> NamedRuns
     return NamedRuns(list(names), indexes, lanes)
 
 
-def full_header(header: AnyHeader) -> MessageHeader:
-    """Return the header for which a short key or order key stands."""
+def full_header(header: AnyHeader, has_unique: bool = False) -> MessageHeader:
+    """Return the header for which a short key, an order key or the hash of a unique text stands."""
     if type(header) is MessageHeader:
         return header
+    if has_unique and type(header) is bytes:
+        return with_unique(NO_HEADER, header)
     return make_header(header) if type(header) is str else make_header(order_key=bytes(header).decode())  # type: ignore[arg-type]
 
 
@@ -683,6 +712,30 @@ def _of_short_order_keys(
     else:
         lengths = (np.frombuffer(lengths, "<u4") + np.array(sizes, "<u4")).tobytes()
     return messages, [(lengths, 4), (little("H", sizes), 2), (_checks(messages, sizes), 4)], 0
+
+
+def _of_hashes(
+    bodies: Sequence[bytes], hashes: Sequence[bytes], lengths: bytes | None
+) -> tuple[Sequence[bytes], list[Column], int]:
+    """As _columns_of, for messages that have a unique text each and nothing else in their headers."""
+    packed = _packed_hashes(b"".join(hashes))
+    messages = list(map(add, packed, bodies))
+    sizes = [_HASH_ONLY_SIZE] * len(hashes)
+    if lengths is None:
+        lengths = little("I", map(len, messages))
+    else:
+        lengths = (np.frombuffer(lengths, "<u4") + np.uint32(_HASH_ONLY_SIZE)).tobytes()
+    return messages, [(lengths, 4), (little("H", sizes), 2), (_checks(messages, sizes), 4)], 0
+
+
+def _packed_hashes(hashes: bytes) -> list[bytes]:
+    """Return the headers that have these hashes and nothing else."""
+    count, front = len(hashes) // UNIQUE_HASH_SIZE, _MAP[1] + HASH_FIELD
+    headers = np.empty((count, _HASH_ONLY_SIZE), np.uint8)
+    headers[:, : len(front)] = np.frombuffer(front, np.uint8)
+    headers[:, len(front) :] = np.frombuffer(hashes, np.uint8).reshape(count, UNIQUE_HASH_SIZE)
+    packed: list[bytes] = headers.view(f"V{_HASH_ONLY_SIZE}").ravel().tolist()
+    return packed
 
 
 def records_of(

@@ -44,7 +44,7 @@ _LAST_BYTES: Final = 512 << 10
 
 #: The head of a map of two fields, and of one.
 _MAP: Final = b"\x82"
-_WITH_UNIQUE: Final = 0x83
+_WITH_UNIQUE: Final = b"\x83"
 _SOURCE_ONLY: Final = b"\x81"
 _SUBJECTS: Final = b"\xa8subjects"
 
@@ -87,6 +87,20 @@ def sent_as(table: bytes) -> tuple[int, int] | None:
     return messages, data_crc
 
 
+def without_unique(table: bytes) -> bytes:
+    """Return a table without the field ``unique``, if that is the third and last one; else as it is."""
+    if table[:1] != _WITH_UNIQUE or not table[-UNIQUE_SIZE:].startswith(UNIQUE_FIELD):
+        return table
+    return _MAP + table[1:-UNIQUE_SIZE]
+
+
+def plain_table(table: bytes, messages: int, data_crc: int) -> bytes | None:
+    """Return ``without_unique`` of a table whose field says that the batch was sent like this; None for any other."""
+    if table[:1] != _WITH_UNIQUE or not table.endswith(UNIQUE_FIELD + _SENT_AS.pack(messages, data_crc)):
+        return None
+    return _MAP + table[1:-UNIQUE_SIZE]
+
+
 def is_plain_table(table: bytes | memoryview) -> bool:
     """Return whether a table, or its first byte, is that of a table with source and subjects only."""
     return table[0] == _MAP[0]
@@ -115,8 +129,8 @@ def names_of(table: bytes) -> tuple[str, ...]:
     small = len(rest) <= _CACHED_BYTES
     if small and (known := _names.get(rest)) is not None:
         return known
-    if sent_as(table) is not None and table[0] == _WITH_UNIQUE:  # its value differs by batch
-        return names_of(_MAP + table[1:-UNIQUE_SIZE])
+    if (plain := without_unique(table)) is not table:  # its value differs by batch
+        return names_of(plain)
     try:
         names = _read(table)
         "".join(names)  # raises TypeError where one is not a string

@@ -26,7 +26,8 @@ from qmq.broker.journal.record_types import MessageRange
 from qmq.broker.ports.commands import Send
 from qmq.broker.ports.effects import Sent
 from qmq.broker.ports.limits import BrokerLimits
-from qmq.format.build import RunContent, build_batch, make_header
+from qmq.format.build import NO_HEADER, RunContent, build_batch, build_flat, make_header, with_unique
+from qmq.format.unique import hash_of
 from qmq.net.protocol import frames
 from qmq.net.protocol.frames import Frame, FrameKind, decode_error, encode_frame, pack_numbers
 from qmq.net.protocol.messages import decode_head
@@ -198,11 +199,20 @@ class History:
         if rare < 0.02:
             header = make_header(expire_at=1)
         bodies = [bytes([chance.randrange(256)]) * size for _ in range(count)]
-        parts = build_batch(
-            [RunContent(one, bodies, None if header is None else [header] * count) for one in subjects],
+        headers = None if header is None else [header] * (count * len(subjects))
+        has_unique = chance.random() < 0.2
+        if has_unique:
+            texts = [hash_of(chance.choice("abcdefgh")) for _ in range(count * len(subjects))]
+            headers = [with_unique(header or NO_HEADER, text) for text in texts]
+        parts = build_flat(
+            subjects,
+            [count] * len(subjects),
+            bodies * len(subjects),
+            headers,
             created_at_us=self.request,
             producer_id=bytes([producer]) * 16,
             producer_sequence=self.produced[producer] + (0 if chance.random() > 0.03 else 5),
+            has_unique=has_unique,
         )
         batch = b"".join(parts)
         if chance.random() < 0.03:

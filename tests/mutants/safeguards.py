@@ -24,6 +24,7 @@ from tests.mutants.rotting import ROTTING
 from tests.mutants.running import Mutant
 from tests.mutants.seen import OF_GROUPS
 from tests.mutants.sending_from import OF_SOURCES
+from tests.mutants.sending_once import OF_UNIQUE
 from tests.mutants.serving import OF_ANSWERS, OF_OPERATION
 from tests.mutants.several import OF_SEVERAL
 from tests.mutants.sharing import OF_SHARING
@@ -948,4 +949,5 @@ SAFEGUARDS: Final = (
     *OF_ANSWERS,
     *OF_OPERATION,
     *OF_SEVERAL,
+    *OF_UNIQUE,
 )

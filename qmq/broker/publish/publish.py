@@ -33,7 +33,7 @@ from qmq.broker.publish.staging import (
     Visibility,
 )
 from qmq.broker.publish.unique_sends import UniqueArrival, answer_to, duplicates_of, unique_batch
-from qmq.broker.publish.unique_texts import UniqueTexts
+from qmq.broker.publish.unique_texts import UniqueTexts, hash_of_subject
 from qmq.errors import (
     BadBatch,
     Forbidden,
@@ -50,6 +50,7 @@ from qmq.format.batch import (
     CheckedBatch,
     EntryRow,
     Header,
+    PlainBatch,
     Runs,
     check_batch,
     check_plain,
@@ -72,11 +73,13 @@ from qmq.format.layout import (
     LANE_ORDERED,
     RUN_REPLAYED,
     RUN_SIZE,
+    UNIQUE_ROW,
 )
 from qmq.format.left_out import without
 from qmq.format.private import PRIVATE
 from qmq.format.source import ADDRESS_SIZE, NO_ADDRESS, has_room, stamped_front
-from qmq.format.table import sent_as
+from qmq.format.table import plain_table, sent_as, without_unique
+from qmq.format.unique import hash_in_data
 from qmq.names import check_subject
 from qmq.storage.store import MOST_LANES, Store
 
@@ -227,7 +230,7 @@ class Intake:
         else:
             rights = self._rights.get(command.connection) if self._rights and not command.copy else None
             numbers = self.numbering.of(batch, rights=rights) if command.numbers is None else command.numbers
-            if batch.run is not None and not command.copy and batch.run[1] == LANE_NORMAL and unique is None:
+            if batch.run is not None and not command.copy and batch.run[1] == LANE_NORMAL:
                 self._know(command.connection, view, header, numbers)
             partition = self._choose(numbers)
             if len(self._partitions) > 1:
@@ -279,10 +282,11 @@ class Intake:
         self._stage(view, batch, partition, position, numbers, now, None, own, True, answer)
 
     def take_one(
-        self, connection: int, request: int, view: memoryview, size: int, flush: bool, now: Now
+        self, connection: int, request: int, view: memoryview, size: int, flush: bool, now: Now,
+        checked: PlainBatch | None = None,
     ) -> EntryRow | None:  # fmt: skip
         """Check, stamp and store one plain batch, of *size* bytes, at once, and publish it; return its row. Only for
-        a store with one partition.
+        a store with one partition. *checked*: the batch, if it was checked.
 
         Return None, with nothing changed, where that is not simple. With *flush*, the answer follows the next sync,
         which ``want_sync`` asks for.
@@ -290,7 +294,7 @@ class Intake:
         partition = self._partitions[0]
         if partition.staged or self._refusals.by_producer:  # after a failed sync, the log writes nothing
             return None
-        batch = check_plain(view, size, self._limits.max_message_bytes)
+        batch = checked or check_plain(view, size, self._limits.max_message_bytes)
         if batch is None:
             return None
         table, messages, created_at_us, producer_id, sequence, data_crc, flags, run_size = batch
@@ -300,23 +304,23 @@ class Intake:
         if sender is None:
             sender = self._sender(connection, table)
             if sender is None:
-                return None
+                return self._take_one_unique(connection, request, view, size, flush, now, batch)
             self._producers.attach(connection, producer_id)
         number, front = sender
         monotonic_us, wall_us = now
         stored_at_us = self._stamp_us + 1
         if wall_us > stored_at_us:
             stored_at_us = wall_us
-        stored, store, data_start = partition.stored, self._store, size - run_size
-        position, ends = stored.message_log.end, store.subjects.ends
+        data_start = size - run_size
+        position, ends = partition.stored.message_log.end, self._store.subjects.ends
         first, before = ends.item(number), bytes(view[:data_start])
         stamp_plain(
-            view, data_start, created_at_us, position, stored_at_us, 0, store.store_id, self._mark, first, front
+            view, data_start, created_at_us, position, stored_at_us, 0, self._store.store_id, self._mark, first, front
         )
         row = (
             first, position, stored_at_us, number, messages, 0, 0, 1, (flags & ENTRY_BATCH_FLAGS) << 8, run_size, size
         )  # fmt: skip
-        if not stored.write_one(view, row):
+        if not partition.stored.write_one(view, row):
             view[:data_start] = before
             return None
         self._stamp_us = stored_at_us
@@ -329,6 +333,39 @@ class Intake:
         else:
             self._visibility.publish_one(partition)
         return row
+
+    def _take_one_unique(
+        self, connection: int, request: int, view: memoryview, size: int, flush: bool, now: Now, batch: PlainBatch
+    ) -> EntryRow | None:  # fmt: skip
+        """Do as ``take_one`` for a batch of one message with a unique text that repeats none. Its table is like no
+        other.
+        """
+        table, messages, _, producer_id, _, data_crc, flags, run_size = batch
+        plain = plain_table(table, messages, data_crc)
+        if plain is None or messages != 1:
+            return None
+        sender, unique = self._senders.get((connection, plain)), hash_in_data(view[size - run_size :], flags)
+        if sender is None:
+            sender = self._sender(connection, plain)
+        if sender is None or unique is None:
+            return None
+        texts = self._unique_texts
+        texts.expire(now.monotonic_us)
+        key = hash_of_subject(self._store.subjects.name(sender[0])) + unique
+        if key in texts.by_key:
+            return None
+        self._producers.attach(connection, producer_id)
+        self._senders[connection, table] = sender
+        try:
+            entry = self.take_one(connection, request, view, size, flush, now, batch)
+        finally:
+            del self._senders[connection, table]
+        if entry is not None:
+            first, position, stored_at_us = entry[:3]
+            row = UNIQUE_ROW.pack(position, stored_at_us, first, 0)
+            texts.by_key[key] = row
+            texts.keep((key,), (row,), now.monotonic_us)
+        return entry
 
     def _sender(self, connection: int, table: bytes) -> tuple[int, bytes] | None:
         """Return the number of the subject that a table names, and what is stamped as the source, for batches of a
@@ -770,7 +807,7 @@ class SubjectNumbering:
         if header.table_size <= _KNOWN_TABLE_BYTES:
             if len(self.by_table) >= _KNOWN_TABLES:
                 self.by_table.clear()
-            self.by_table[bytes(view[BATCH_HEADER_SIZE + RUN_SIZE : header.data_start])] = number
+            self.by_table[without_unique(bytes(view[BATCH_HEADER_SIZE + RUN_SIZE : header.data_start]))] = number
 
     def forget(self) -> None:
         """Forget what is remembered of the numbers: some are forgotten."""

@@ -16,7 +16,7 @@ from qmq.broker.publish.unique_texts import UniqueTexts, keys_of, rows_of
 from qmq.errors import QmqError
 from qmq.format.batch import CheckedBatch
 from qmq.format.layout import DELAY_PARTITION, NO_SEQUENCE, UNIQUE_ROW
-from qmq.format.unique import counts_of, hashes_in
+from qmq.format.unique import counts_of, unique_hashes
 
 
 class UniqueBatch(NamedTuple):
@@ -34,7 +34,7 @@ Duplicates = Mapping[int, bytes | int]
 
 def unique_batch(view: memoryview, batch: CheckedBatch) -> UniqueBatch:
     """Return what a checked batch has of unique texts."""
-    ordinals, hashes = hashes_in(view, batch.header)
+    ordinals, hashes = unique_hashes(view, batch.header)
     return UniqueBatch(batch, ordinals, keys_of(batch, ordinals, hashes))
 
 
@@ -114,16 +114,20 @@ class UniqueArrival:
         """Remember where the messages of a staged batch will be; *stored* is what is left of it. Return the UNIQUE_ROW
         of each duplicate, by its ordinal.
         """
-        duplicates = self.duplicates
+        duplicates, firsts = self.duplicates, None if partition == DELAY_PARTITION else batch.first_sequences
+        if not duplicates:
+            self._keys = sent.keys
+            self._rows = rows_of(stored, sent.ordinals, batch.position, batch.stored_at_us, partition, firsts)
+            self._texts.stage(self._keys, self._rows)
+            return {}
         is_left_out = np.zeros(sent.batch.header.messages, np.bool_)
         is_left_out[list(duplicates)] = True
         kept = ~is_left_out[sent.ordinals]
         ordinals = sent.ordinals[kept] - np.cumsum(is_left_out)[sent.ordinals[kept]]
-        firsts = None if partition == DELAY_PARTITION else batch.first_sequences
         self._rows = rows_of(stored, ordinals, batch.position, batch.stored_at_us, partition, firsts)
         self._keys = [key for key, is_kept in zip(sent.keys, kept.tolist(), strict=True) if is_kept]
         self._texts.stage(self._keys, self._rows)
-        by_ordinal = dict(zip(sent.ordinals[kept].tolist(), self._rows, strict=True)) if duplicates else {}
+        by_ordinal = dict(zip(sent.ordinals[kept].tolist(), self._rows, strict=True))
         return {
             ordinal: by_ordinal[first] if isinstance(first, int) else first for ordinal, first in duplicates.items()
         }

@@ -29,7 +29,7 @@ from qmq.format.layout import (
     UNIQUE_ROW_DTYPE,
     UNIQUE_ROW_SIZE,
 )
-from qmq.format.unique import counts_of, hashes_in
+from qmq.format.unique import counts_of, unique_hashes
 
 #: The bytes of memory that a text takes, about.
 TEXT_BYTES: Final = 320
@@ -45,13 +45,14 @@ _ROW: Final = f"V{UNIQUE_ROW_SIZE}"
 
 
 @lru_cache(_SUBJECTS)
-def _hash_of_subject(subject: str) -> bytes:
+def hash_of_subject(subject: str) -> bytes:
+    """Return the part of the keys of a subject's texts that stands in front."""
     return blake2b(subject.encode(), digest_size=UNIQUE_HASH_SIZE).digest()
 
 
 def keys_of(batch: CheckedBatch, ordinals: npt.NDArray[np.int64], hashes: npt.NDArray[np.void]) -> list[bytes]:
     """Return by which keys the texts of these messages of a batch are known."""
-    subjects = list(map(_hash_of_subject, batch.names))
+    subjects = list(map(hash_of_subject, batch.names))
     if batch.runs is None and len(hashes) == 1:
         return [subjects[0] + hashes.tobytes()]
     keys = np.empty(len(hashes), _KEY_DTYPE)
@@ -193,9 +194,10 @@ class UniqueTexts:
 
     def keep(self, keys: Sequence[bytes], rows: Sequence[bytes], now_us: int) -> None:
         """Remember the staged texts of a batch that is stored now; *now_us* is of the monotonic clock."""
-        if not self._parts or self._parts[-1].is_full:
-            self._parts.append(_TextsPart())
-        self._parts[-1].add(now_us, keys, rows)
+        parts = self._parts
+        if not parts or parts[-1].is_full:
+            parts.append(_TextsPart())
+        parts[-1].add(now_us, keys, rows)
         while len(self.by_key) > self._most and (len(self._parts) > 1 or self._parts[0].has_several):
             before = len(self.by_key)
             self._forget_oldest()
@@ -205,7 +207,7 @@ class UniqueTexts:
         """Remember the texts of a stored batch, which a start has found in a log."""
         records = runs_of(batch, header)
         stored = CheckedBatch(header, stored_names(batch, header), None, records if header.runs > 1 else None)
-        ordinals, hashes = hashes_in(batch, header)
+        ordinals, hashes = unique_hashes(batch, header)
         firsts = None if partition == DELAY_PARTITION else records["first_sequence"]
         keys = keys_of(stored, ordinals, hashes)
         rows = rows_of(stored, ordinals, header.position, header.stored_at_us, partition, firsts)

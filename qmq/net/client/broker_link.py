@@ -389,16 +389,16 @@ class Link:
             self._loop.call_soon(self._turn)  # raises in a wrong thread, where asyncio is in its debug mode
             self._turn_wanted = True
 
-    def send_now(self, subject: str, body: bytes) -> asyncio.Future[Receipt] | None:
+    def send_now(self, subject: str, body: bytes, unique: bytes = b"") -> asyncio.Future[Receipt] | None:
         """Write a plain message of the usual durability, and return the future of its receipt; None if it has to queue,
-        as others are queued or on their way.
+        as others are queued or on their way. *unique* is the hash of its unique text.
         """
         connection, sending, loop = self.connection, self._sending, self._loop
         if connection is None or connection.closed or not connection.writable or loop is None or loop.get_debug():
             return None  # in its debug mode asyncio looks for wrong threads when the send queues
         waiter: asyncio.Future[Receipt] = loop.create_future()
         request = connection.next_request()
-        batch = sending.single(request, subject, body, waiter, loop.time(), time.time_ns() // 1_000)
+        batch = sending.single(request, subject, body, waiter, loop.time(), time.time_ns() // 1_000, unique)
         if batch is None:
             return None
         assert batch.buffers is not None

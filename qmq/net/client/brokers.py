@@ -341,6 +341,10 @@ class Brokers:
         """Write a plain message of the usual durability at once; None if it has to queue."""
         return self._active.send_now(subject, body)
 
+    def send_unique_now(self, subject: str, body: bytes, unique: bytes) -> asyncio.Future[Receipt] | None:
+        """As ``send_now``, with the hash of a unique text; None as well where the text may go to another broker."""
+        return self._active.send_now(subject, body, unique) if len(self.links) == 1 else None
+
     async def batch_end(self) -> None:
         """Wait until any batch is stored or has failed."""
         future: asyncio.Future[None] = self.ready().create_future()

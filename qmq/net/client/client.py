@@ -247,7 +247,12 @@ class Client:
             header = make_header(either_of(key, keys), tags, properties, due, expire_at, lane, order_key)
         if unique is not None:
             self._accumulator.check_unique()
-            header = with_unique(header, hash_of(unique))
+            hashed = hash_of(unique)
+            if plain and durability is None and type(body) is bytes and not self._accumulator.unfinished:
+                alone = self._brokers.send_unique_now(subject, body, hashed)
+                if alone is not None:
+                    return await alone
+            header = with_unique(header, hashed)
         flush = self._flush if durability is None else is_flush(durability)
         body = body_of(body)
         loop = self._brokers.ready()

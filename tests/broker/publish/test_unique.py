@@ -17,8 +17,12 @@ from qmq.format.batch import parse_header
 from qmq.format.ids import MessageId
 from qmq.format.layout import DELAY_PARTITION
 from tests.broker.harness import Driven, bodies_of
+from tests.broker.journal.test_durable_replies import lose_power
 from tests.broker.publish.unique_batches import Draft, Told, answers_in, told_of, unique_batch_of
-from tests.broker.retention.test_retention import driven_in, send, settle
+from tests.broker.retention.test_retention import SMALL, driven_in, send, settle
+from tests.fake_disk import FakeDisk
+from tests.sim.disk import SimulatedDisk
+from tests.sim.life import DIRECTORY
 
 _MINUTE_MS = 60_000
 
@@ -226,6 +230,47 @@ def test_a_field_that_contradicts_the_batch_is_refused(tmp_path: Path) -> None:
     assert isinstance(refused, Refused)
     assert isinstance(refused.error, BadBatch)
     assert "the field 'unique'" in str(refused.error)
+    driven.close()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_text_is_not_taken_once_its_message_is_lost_with_the_power(seed: int) -> None:
+    disk = SimulatedDisk(seed)
+    driven = Driven(DIRECTORY, disk=disk, auto_sync=False, **SMALL)
+    sender = Sender(driven, b"one")
+    for text in ("synced", "claimed"):
+        driven.do(sender.command([Draft("a", text.encode(), text)]))
+        driven.sync()
+        driven.checkpoint()
+    written = [str(number) for number in range(4)]
+    for text in written:
+        sender.send(text, flush=False)
+        state = driven.broker.checkpoint_state(driven.now)
+    driven.store.begin_checkpoint(state).write()
+    lose_power(driven, disk)
+    driven.auto_sync = True
+    sender = Sender(driven, b"two")
+    assert [sender.send(text)[0].duplicate for text in ("synced", "claimed")] == [True, True]
+    for text in written:
+        sender.send(text)
+    assert sorted(bodies_of(driven.pull(driven.subscribe("a", start="first")))) == sorted(
+        [b"synced", b"claimed", *(text.encode() for text in written)]
+    )
+
+
+def test_a_failed_write_leaves_its_texts_free(tmp_path: Path) -> None:
+    disk = FakeDisk()
+    driven = Driven(tmp_path, disk=disk)
+    sender = Sender(driven, b"one")
+    sender.send("first")
+    disk.fail_always("pwritev")
+    drafts = [Draft("a", b"1", "t"), Draft("a", b"2", "first")]
+    (refused,) = answers_in(driven.do(sender.command(drafts)))
+    assert isinstance(refused, Refused)
+    disk.heal()
+    driven.advance(1_000)
+    told = Sender(driven, b"two").send("t", "first")
+    assert [one.duplicate for one in told] == [False, True]
     driven.close()
 
 

@@ -96,6 +96,8 @@ class Accumulator:
         # The short cut of add_single: the runs of the open batch, and the tickets of its single messages.
         self._single_runs: dict[RunName, OutgoingRun | bytes | None] | None = None
         self._single_tickets: dict[RunName, int] = {}
+        # The short cut of _place: the run of plain messages with unique texts that got the last one, and its batch.
+        self._unique_run: tuple[str, bool, OutgoingBatch, OutgoingRun] | None = None
         # The short cut of _append: the runs of the open batch of the usual durability, and its waiters.
         self._open_runs: dict[RunName, OutgoingRun | bytes | None] = {}
         self._open_waiters: list[tuple[OutgoingRun, int, int, Waiter]] = []
@@ -257,7 +259,9 @@ class Accumulator:
         return run
 
     def take_single(self, subject: str, body: bytes, waiter: Waiter, now: float) -> OutgoingBatch | None:
-        """Return a batch of one plain message of the usual durability; None if it has to queue or to be checked."""
+        """Return a batch of one plain message of the usual durability, to which the hash of a unique text may be added;
+        None if it has to queue or to be checked.
+        """
         if self.unfinished or self._linger or subject not in self._checked or len(body) > self._free_bytes:
             return None
         batch = OutgoingBatch(self._flush, now)
@@ -337,7 +341,9 @@ class Accumulator:
         has_bound = header.lane == LANE_ORDERED or (unique is not None and header.lane < LANE_ORDERED)
         if headers is not None and has_bound and self.broker_of is not None:
             texts: Iterable[str | None] = repeat(None) if unique is None else unique
-            for body, one, text in zip(bodies, map(full_header, headers), texts, strict=False):
+            for body, one, text in zip(
+                bodies, map(full_header, headers, repeat(unique is not None)), texts, strict=False
+            ):
                 batch, run = self._place(subject, body, one, flush, now, text)  # each may go to another broker
                 batch.waiters.append((run, len(run.bodies) - 1, 1, many.part(1)))
             many.seal()
@@ -356,6 +362,17 @@ class Accumulator:
         self, subject: str, body: bytes, header: MessageHeader, flush: bool, now: float, unique: str | None = None
     ) -> tuple[OutgoingBatch, OutgoingRun]:
         """Add a message to an open batch; return the batch and the run, whose last message it is."""
+        if unique is not None and (known := self._unique_run) is not None:
+            last, last_flush, into, last_run = known
+            size = len(body) + len(header.packed) + MESSAGE_OVERHEAD
+            is_like = last == subject and last_flush is flush and not _has_own_batch(header)
+            if is_like and into.size + size <= self._batch_bytes:
+                self._settle()
+                last_run.append(body, header)
+                into.size += size
+                self._queued_bytes += size
+                self._measure_room()
+                return into, last_run
         self._settle()
         lane = header.lane
         name = name_of(subject, lane) if lane else subject
@@ -369,6 +386,8 @@ class Accumulator:
         run.append(body, header)
         batch.size += size
         self._queued_bytes += size
+        if unique is not None and kind == BatchKind(flush, False, unique=True) and not lane:
+            self._unique_run = subject, flush, batch, run
         if header is not NO_HEADER and not lane:
             self.plain.pop(subject, None)
         self._measure_room()
@@ -463,6 +482,7 @@ class Accumulator:
     def _seal(self, kind: BatchKind) -> None:
         """Seal the open batch of that kind: no more messages go into it."""
         self._settle()
+        self._unique_run = None
         self._sealed.append(self._open.pop(kind))
         if kind == self._usual:
             self._close_short_cut()
@@ -588,6 +608,11 @@ class Accumulator:
         self.room = self._room_before = 0
         self._open_runs, self._open_waiters = {}, []
         self._single_runs = None
+
+
+def _has_own_batch(header: MessageHeader) -> bool:
+    """Return whether messages with that header are in other batches, or runs, than plain ones."""
+    return bool(header.lane or header.deliver_at or header.expire_at)
 
 
 def _more_of(kind: BatchKind, lane: int) -> int:

@@ -9,7 +9,7 @@ from typing import Any, Final, Protocol
 from crc32c import crc32c
 
 from qmq.errors import QmqError, SendFailed, SendFailure, SendUnknown
-from qmq.format.build import NO_HEADER, AnyHeader, build_flat, build_single
+from qmq.format.build import NO_HEADER, AnyHeader, build_flat, build_single, build_single_unique
 from qmq.format.layout import (
     BATCH_HEADER_SIZE,
     BATCH_PREFIX_SIZE,
@@ -21,6 +21,7 @@ from qmq.format.layout import (
     RUN_SIZE,
 )
 from qmq.format.source import MAX_SENT_BYTES, NO_SOURCE
+from qmq.format.table import UNIQUE_SIZE
 from qmq.net.client.producer.duplicates import Duplicate
 from qmq.net.client.producer.ordered import OrderedRun, key_of
 from qmq.net.client.producer.receipts import AnySpan, OrderedSpan, Receipt, Receipts, ReceiptSpan, StoredSpan
@@ -36,7 +37,7 @@ RUN_OVERHEAD: Final = RUN_SIZE + 5
 #: Bytes of a run of one plain message beside its body and its subject's name.
 _SINGLE_OVERHEAD: Final = MESSAGE_OVERHEAD + RUN_OVERHEAD
 #: Bytes of a batch beside its runs.
-BATCH_OVERHEAD: Final = BATCH_HEADER_SIZE + 16 + MAX_SENT_BYTES
+BATCH_OVERHEAD: Final = BATCH_HEADER_SIZE + 16 + UNIQUE_SIZE + MAX_SENT_BYTES
 
 #: The broker of a batch that may go to any.
 ANY_BROKER: Final = -1
@@ -108,6 +109,19 @@ class OutgoingBatch:
         run.bodies = []
         self.count = run.count = 1
         self.producer_sequence = producer_sequence
+
+    def build_single_unique(
+        self, unique: bytes, created_at_us: int, producer_id: bytes, producer_sequence: int, source: bytes
+    ) -> None:
+        """As ``build_single``, for a message with the hash of a unique text."""
+        run = self.waiters[0][0]
+        self.buffers = build_single_unique(
+            run.subject, run.bodies[0], unique, created_at_us, producer_id, producer_sequence, source
+        )
+        run.bodies = []
+        self.count = run.count = 1
+        self.producer_sequence = producer_sequence
+        self.has_unique = True
 
     def run_of(self, name: RunName) -> OutgoingRun | None:
         """Return the run of that name for more messages; None if there is none."""

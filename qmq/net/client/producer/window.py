@@ -195,17 +195,23 @@ class SendWindow:
         return batch
 
     def single(
-        self, request: int, subject: str, body: bytes, waiter: Waiter, now: float, wall_us: int
+        self, request: int, subject: str, body: bytes, waiter: Waiter, now: float, wall_us: int, unique: bytes = b""
     ) -> OutgoingBatch | None:
         """Return a built batch of one plain message of the usual durability, to write now as *request*; None if it has
-        to queue, as others are queued or in flight, or as it has to be checked.
+        to queue, as others are queued or in flight, or as it has to be checked. *unique* is the hash of its unique
+        text.
         """
         if self._given_up or not self.takes_new:
             return None
         batch = self._accumulator.take_single(subject, body, waiter, now)
         if batch is not None:
             outcomes = self._outcomes
-            batch.build_single(wall_us, outcomes.producer_id, outcomes.next_sequence, outcomes.source)
+            if unique:
+                batch.build_single_unique(
+                    unique, wall_us, outcomes.producer_id, outcomes.next_sequence, outcomes.source
+                )
+            else:
+                batch.build_single(wall_us, outcomes.producer_id, outcomes.next_sequence, outcomes.source)
             outcomes.next_sequence += 1
             batch.first_written_at = now
             self._begin(batch, request, now)
