@@ -10,6 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
+from qmq.format.batch import check_batch
+from qmq.format.build import build_flat, make_header, with_unique
 from qmq.format.layout import (
     BATCH_VERSION,
     DERIVED_HEADER,
@@ -30,9 +32,25 @@ from qmq.format.layout import (
     SEGMENT_MAGIC,
     SEGMENT_VERSION,
 )
+from qmq.format.left_out import without
 from qmq.format.pieces import StoredBatch, piece_of_run
+from qmq.format.unique import hash_of
 from qmq.storage.error_log.items import RETRY_ITEMS, to_slots
-from tests.format.contents import CREATED_US, POSITION, STORE, STORED_US, Contents, Sent, batch_of, plain, rich, stored
+from tests.format.contents import (
+    CREATED_US,
+    LIMITS,
+    POSITION,
+    PRODUCER,
+    SOURCE,
+    STORE,
+    STORED_US,
+    Contents,
+    Sent,
+    batch_of,
+    plain,
+    rich,
+    stored,
+)
 
 DIRECTORY = Path(__file__).parent / "golden"
 
@@ -52,10 +70,27 @@ BATCHES: dict[str, Contents] = {
 }
 
 
+#: The unique texts of the messages of a batch; one has none.
+TEXTS = ("order-4421-charge", None, "Zürich")
+
+
+def unique_batch() -> memoryview:
+    """Return a batch of messages with unique texts, as a broker receives it."""
+    headers = [make_header("k") if text is None else with_unique(make_header("k"), hash_of(text)) for text in TEXTS]
+    parts = build_flat(
+        ["a.b"], [len(TEXTS)], [b"x", b"y", b"z"], headers, created_at_us=CREATED_US, producer_id=PRODUCER,
+        producer_sequence=7, source=SOURCE, has_unique=True,
+    )  # fmt: skip
+    return memoryview(bytearray(b"".join(parts)))
+
+
 def cases() -> dict[str, bytes]:
     """Return the bytes of every file, by its name."""
     found = {f"batch-{name}": bytes(batch_of(runs)) for name, runs in BATCHES.items()}
     found |= {f"stored-{name}": bytes(stored(runs)) for name, runs in BATCHES.items()}
+    batch = unique_batch()
+    found["batch-unique"] = bytes(batch)
+    found["batch-unique-left-out"] = bytes(without(batch, check_batch(batch, LIMITS), [0])[0])
     found["piece-whole"] = b"".join(piece_of_run(stored(RUNS), 2, 0, None)[0])
     found["piece-cut"] = b"".join(piece_of_run(stored(RICH), 1, 1, 3)[0])
     found["piece-runs"] = b"".join(StoredBatch(stored(RUNS)).runs_piece(np.array([0, 2])))

@@ -120,6 +120,7 @@ async def fill(data: Path, copy: Path) -> dict[str, Any]:
         async with client.subscribe("shop.", group="work", consumer="holder") as consumer:
             held = await _taken(consumer, 3)
             expected = await told(client) | {"made_us": clock().wall_us, "held": [message.id for message in held]}
+            expected["unique"] = await _sent_once(client)
             # With messages in flight, and records behind the last checkpoint; a socket cannot be copied.
             shutil.copytree(data, copy, ignore=shutil.ignore_patterns("ping"))
             for message in held:
@@ -133,8 +134,19 @@ async def _send(client: qmq.Client, first: int) -> None:
         await client.send("shop.order", body, key=f"order-{number}", tags=["eu"] if number % 2 else ["us"])
         await client.send("shop.mail", body, priority=("high", "normal", "low")[number % 3])
         await client.send("shop.step", body, order_key=f"k{number % 4}", properties={"number": str(number)})
+        await client.send(
+            "shop.charge", body, unique=f"order-{number}-charge", delay="300d" if number % 6 == 5 else None
+        )
     await client.send_many("shop.many", [b"%d" % number for number in range(first, first + 40)], keys=["a"] * 40)
     await client.send("shop.soon", b"expires", expires_in="300d")
+
+
+async def _sent_once(client: qmq.Client) -> dict[str, str]:
+    """Return the ids of the messages with unique texts, by the texts: none of them is stored again."""
+    texts = [f"order-{first + number}-charge" for first in (0, 100) for number in range(12)]
+    receipts = await client.send_many("shop.charge", [b""] * len(texts), unique=texts)
+    assert all(receipt.duplicate for receipt in receipts)
+    return {text: receipt.id for text, receipt in zip(texts, receipts, strict=True)}
 
 
 async def _consume(client: qmq.Client, first: int) -> None:

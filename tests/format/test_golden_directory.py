@@ -33,6 +33,9 @@ async def test_what_a_broker_has_left_is_served(path: Path, tmp_path: Path) -> N
         for name, group in found["groups"].items():  # it may have settings that are newer than the directory
             group["settings"] = {key: group["settings"][key] for key in expected["groups"][name]["settings"]}
         assert found == {name: expected[name] for name in found}
+        for text, message_id in expected.get("unique", {}).items():
+            receipt = await client.send("shop.charge", b"", unique=text)
+            assert (receipt.id, receipt.duplicate) == (message_id, True)
         async with client.subscribe("shop.", group="work", consumer="holder") as consumer:
             held: list[qmq.Message] = []
             while len(held) < len(expected["held"]):

@@ -52,7 +52,8 @@ FEATURES: Final = (
     *(f"decision: {decision}" for decision in DECISIONS), *(f"boss: {call}" for call in CALLS),
     *(f"mode: {mode}" for mode in ("reliable", "at_most_once", "broadcast")), "killed", "session cancelled",
     "connection lost", "consumer with an id", "with a key", "with tags", "with an order key", "with a priority",
-    "with a delay", "with expires_in", "cancelled", "empty body", "JSON body", "large body", "dead", "deleted",
+    "with a unique text", "duplicate", "with a delay", "with expires_in", "cancelled", "empty body", "JSON body",
+    "large body", "dead", "deleted",
     "expired", "filtered", "filtered by the client", "flush", "solo", "taken back",
     "ack of what was taken back", "sync admin", "looked at",
     "segments removed", "sessions expire",
@@ -107,6 +108,7 @@ class History:
             name: chance.random() < share
             for name, share in (
                 ("tags", 0.4), ("order keys", 0.4), ("priorities", 0.4), ("expiry", 0.25), ("delays", 0.3),
+                ("unique texts", 0.4),
             )
         }  # fmt: skip
         self.messages = [self._message(number) for number in range(chance.choice((10, 30, 60)))]
@@ -139,6 +141,7 @@ class History:
             delay=chance.choice((0.001, 0.01, 0.03)) if has["delays"] and chance.random() < 0.3 else None,
             more_keys=("more", "keys") if number % 7 == 0 else (),
             properties={"of": str(number)} if number % 5 == 0 else {},
+            unique=f"text {number}" if has["unique texts"] and chance.random() < 0.6 else None,
         )
 
     def _group(self, name: str) -> GroupPlan:

@@ -65,7 +65,8 @@ class Sender:
                 self._record.count[way] += 1
                 match way:
                     case "send":
-                        await self._one(client, self._next(1)[0])
+                        for sent in self._next(1):
+                            await self._one(client, sent)
                     case "several at once":
                         await asyncio.gather(*(self._one(client, sent) for sent in self._next(4)))
                     case "send_many":
@@ -113,12 +114,12 @@ class Sender:
                 self._record.count[way] += 1
                 match way:
                     case "sync send":
-                        (sent,) = self._next(1)
-                        positional, named = arguments(sent)
-                        try:
-                            self._record.stored(sent, client.send(*positional, **named))
-                        except qmq.SendFailed as error:
-                            self._failed([sent], error)
+                        for sent in self._next(1):
+                            positional, named = arguments(sent)
+                            try:
+                                self._record.stored(sent, client.send(*positional, **named))
+                            except qmq.SendFailed as error:
+                                self._failed([sent], error)
                     case "sync send_many":
                         messages = self._alike()
                         positional, named = several_arguments(messages)
@@ -149,7 +150,15 @@ class Sender:
         for sent in taken:
             self._record.begin(sent)
             self._count(sent)
-        return taken
+        return taken + self._again()
+
+    def _again(self, like: Sent | None = None) -> list[Sent]:
+        """Return some messages that somebody has begun to send, to be sent again by their unique texts."""
+        if self._chance.random() < 0.6:
+            return []
+        known = [sent for sent in list(self._record.sent.values()) if sent.unique is not None]
+        known = [sent for sent in known if like is None or _alike(like, sent)]
+        return self._chance.choices(known, k=self._chance.randint(1, 3)) if known else []
 
     def _alike(self) -> list[Sent]:
         """Take the next messages as far as one ``send_many`` can send them."""
@@ -161,7 +170,7 @@ class Sender:
         for sent in taken:
             self._record.begin(sent)
             self._count(sent)
-        return taken
+        return taken + (self._again(first) if first.unique is not None else [])
 
     def _count(self, sent: Sent) -> None:
         count = self._record.count
@@ -170,6 +179,7 @@ class Sender:
         count["with tags"] += bool(sent.tags)
         count["with an order key"] += sent.order_key is not None
         count["with a priority"] += sent.priority != "normal"
+        count["with a unique text"] += sent.unique is not None
         count["with a delay"] += sent.delay is not None
         count["with expires_in"] += sent.expires
         count["empty body"] += not sent.body
@@ -178,20 +188,24 @@ class Sender:
 
     def _failed(self, messages: list[Sent], error: qmq.SendFailed) -> None:
         for sent in messages:
-            sent.state = "unknown"
+            if sent.unique is None or sent.state == "open":
+                sent.state = "unknown"
         self._record.count["sends failed"] += len(messages)
 
 
 def _alike(one: Sent, other: Sent) -> bool:
     if one.properties != other.properties:
         return False
-    return (one.subject, one.tags, one.priority, one.expires, one.delay, one.order_key is None) == (
+    return (one.subject, one.tags, one.priority, one.expires, one.delay, one.order_key is None, one.unique is None) == (
         other.subject, other.tags, other.priority, other.expires, other.delay, other.order_key is None,
+        other.unique is None,
     )  # fmt: skip
 
 
 def _options(sent: Sent) -> dict[str, Any]:
-    named: dict[str, Any] = {"tags": list(sent.tags) or None, "properties": sent.properties or None}
+    named: dict[str, Any] = {
+        "tags": list(sent.tags) or None, "properties": sent.properties or None, "unique": sent.unique
+    }  # fmt: skip
     if sent.order_key is None and sent.priority != "normal":
         named["priority"] = sent.priority
     if sent.expires:
@@ -224,6 +238,8 @@ def several_arguments(messages: list[Sent]) -> tuple[tuple[Any, ...], dict[str, 
         named["keys"] = [[sent.key, *sent.more_keys] if sent.more_keys else sent.key for sent in messages]
     if messages[0].order_key is not None:
         named["order_keys"] = [sent.order_key for sent in messages]
+    if messages[0].unique is not None:
+        named["unique"] = [sent.unique for sent in messages]
     return (messages[0].subject, [sent.body for sent in messages]), named
 
 

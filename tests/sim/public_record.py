@@ -48,6 +48,10 @@ class Sent:
     begun: int = 0
     more_keys: tuple[str, ...] = ()
     properties: dict[str, str] = field(default_factory=dict)
+    #: By its unique text it is sent several times.
+    unique: str | None = None
+    #: How many receipts said that it is no duplicate.
+    firsts: int = 0
     #: When it was known to be stored; None before.
     stored: int | None = None
     #: "open", "stored", "unknown" (the answer was lost) or "cancelled".
@@ -447,8 +451,14 @@ class Record:
     def stored(self, sent: Sent, receipt: Receipt | None = None) -> None:
         """Note that a message is stored; *receipt* None: nobody says where."""
         with self.lock:
-            sent.state, sent.stored = "stored", self.tick()
+            sent.stored = sent.stored or self.tick()
+            if sent.state != "cancelled":
+                sent.state = "stored"
             if receipt is not None:
+                sent.firsts += not receipt.duplicate
+                self.count["duplicate"] += receipt.duplicate
+                if sent.firsts > 1 or (receipt.duplicate and sent.unique is None):
+                    self.wrong(f"{sent} with unique text {sent.unique!r} has {sent.firsts} receipts of a first message")
                 if sent.id not in (None, receipt.id) and not receipt.maybe_duplicate:
                     self.wrong(f"{sent} is {sent.id} and {receipt.id}")
                 if receipt.sequence is not None and sent.sequence not in (None, receipt.sequence):

@@ -160,3 +160,12 @@ def test_suites_without_it_load_nothing_and_are_not_warned(
     )
     result = pytester.runpytest_subprocess("-W", "error", "-p", "no:cacheprovider", "-p", "qmq.testing.pytest_plugin")
     result.assert_outcomes(passed=1)
+
+
+async def test_a_unique_text_is_free_again_when_its_time_is_over() -> None:
+    async with testing.broker(unique_for_ms=60_000) as broker, qmq.connect() as client:
+        first = await client.send("a.b", b"1", unique="t")
+        broker.clock.advance("59s")
+        assert (await client.send("a.b", b"1", unique="t")).id == first.id
+        broker.clock.advance("1s")
+        assert not (await client.send("a.b", b"1", unique="t")).duplicate
