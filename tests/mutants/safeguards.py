@@ -17,6 +17,7 @@ from tests.mutants.letting_in import OF_RIGHTS
 from tests.mutants.modelled import MODELLED
 from tests.mutants.ordering import OF_ORDER
 from tests.mutants.parquet import OF_PARQUET
+from tests.mutants.querying import OF_SQL
 from tests.mutants.resending import OF_RESENDS
 from tests.mutants.restoring import OF_RESTORES
 from tests.mutants.retaining import OF_RETENTION
@@ -45,6 +46,7 @@ SAFEGUARDS: Final = (
     *OF_KEY_INDEXES,
     *OF_ORDER,
     *OF_PARQUET,
+    *OF_SQL,
     *OF_RESENDS,
     *OF_RESTORES,
     *OF_RETENTION,

@@ -28,11 +28,13 @@ if TYPE_CHECKING:
 
 #: The most characters of a value in a table on a terminal.
 _MOST_SHOWN: Final = 200
+_FOLDED_WIDTH: Final = 13
 _DAY_S: Final = 86_400
 
 
 def print_json(batches: Iterable[pa.RecordBatch], names: Sequence[str]) -> int:
-    """Print a JSON object for each row; return their count."""
+    """Print a JSON object for each row; return their count. A name that comes again has its number behind it."""
+    names = [name if name not in names[:at] else f"{name}_{at + 1}" for at, name in enumerate(names)]
     return _each(batches, lambda row: click.echo(json_text(dict(zip(names, row, strict=True)))))
 
 
@@ -51,8 +53,13 @@ def print_csv(batches: Iterable[pa.RecordBatch], names: Sequence[str]) -> int:
 
 
 def print_for_people(result: Result) -> int:
-    """Print a table of the first rows, and how many there are; return their count."""
-    from qmq.cli.common.tables import print_table
+    """Print a table of the first rows, or what has too many columns as a block for each, and how many rows there are;
+    return their count.
+    """
+    from rich.console import Console
+    from rich.markup import escape
+
+    from qmq.cli.common.tables import print_pairs, print_table
 
     rows, more = list[list[Any]](), False
     for row in _rows(result):
@@ -60,7 +67,14 @@ def print_for_people(result: Result) -> int:
         if more:
             break
         rows.append(row)
-    print_table(_table(rows, result.schema))
+    cells = [list(map(_cell, row)) for row in rows]
+    if _fits(cells, result.schema.names, Console().width):
+        print_table(_table(cells, result.schema))
+    else:
+        for at, row in enumerate(cells):
+            if at:
+                click.echo()
+            print_pairs([(escape(visible(name)), cell) for name, cell in zip(result.schema.names, row, strict=True)])
     shown = number(len(rows), "row")
     click.echo(f"the first {shown}; --json, --csv and --parquet FILE give all" if more else shown)
     return len(rows)
@@ -160,7 +174,13 @@ def _in_csv(value: Any) -> Any:
     return _json(value) if isinstance(value, list | dict) else value
 
 
-def _table(rows: Sequence[Sequence[Any]], schema: pa.Schema) -> Any:
+def _fits(cells: Sequence[Sequence[str]], names: Sequence[str], width: int) -> bool:
+    """Whether a table has room for each column, where longer texts fold."""
+    columns = zip(names, *cells, strict=True)
+    return sum(min(max(map(len, column)), _FOLDED_WIDTH) + 2 for column in columns) <= width
+
+
+def _table(rows: Sequence[Sequence[str]], schema: pa.Schema) -> Any:
     import pyarrow as pa
     from rich.box import HORIZONTALS
     from rich.markup import escape
@@ -173,9 +193,9 @@ def _table(rows: Sequence[Sequence[Any]], schema: pa.Schema) -> Any:
         if is_number:
             table.add_column(escape(visible(name)), justify="right", no_wrap=True)
         else:
-            table.add_column(escape(visible(name)), overflow="fold", min_width=13)
+            table.add_column(escape(visible(name)), overflow="fold", min_width=_FOLDED_WIDTH)
     for row in rows:
-        table.add_row(*map(_cell, row))
+        table.add_row(*row)
     return table
 
 

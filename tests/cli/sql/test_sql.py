@@ -87,6 +87,11 @@ def test_messages_of_a_directory_of_an_archive_and_of_a_broker(data: Path, tmp_p
         assert run("sql", "SELECT subject, messages FROM subjects", server=broker.url).stdout == "shop.order\t1\n"
 
 
+def test_a_name_that_comes_twice_hides_no_value(data: Path) -> None:
+    shown = run("sql", "SELECT 1 AS a, 2 AS a, 3 AS a", "--data", str(data), "--json")
+    assert json.loads(shown.stdout) == {"a": 1, "a_2": 2, "a_3": 3}
+
+
 def on_terminal(width: int, *arguments: str) -> str:
     """Return what the command shows on a terminal of that width."""
     ours, theirs = pty.openpty()
@@ -116,6 +121,10 @@ def test_a_table_on_a_terminal(data: Path) -> None:
     assert "(501 characters)" in "".join(line.strip() for line in lines)
     assert lines[-1] == "1 row"
     assert max(map(len, lines)) <= 80
+    wide = on_terminal(80, "SELECT * EXCLUDE (body) FROM messages LIMIT 2", "--data", str(data)).splitlines()
+    assert [line.split()[0] for line in wide if line.startswith("s")] == ["subject", "sequence", "stored_at", "source",
+                                                                          "sender"] * 2  # fmt: skip
+    assert wide[-1] == "2 rows"
     many = on_terminal(120, "SELECT i FROM range(1000000000000) AS t(i)", "--data", str(data)).splitlines()
     assert many[-1] == "the first 1,000 rows; --json, --csv and --parquet FILE give all"
     assert "999" in many[-3]

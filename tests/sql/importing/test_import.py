@@ -26,7 +26,7 @@ from qmq.sql.importing.source import RowSource
 from qmq.sql.importing.state import ImportState, ImportStateFile
 from tests.cli.commands import qmq as command
 from tests.sql.importing.tables import CLAIMED, commands_of, execute, fill_by_priority
-from tests.sql.servers import MariaDB
+from tests.sql.servers import Database, MariaDB
 
 _TWO_GROUPS = ("--group-offsets", "SELECT 'a', 10 UNION ALL SELECT 'b', 20")
 MAIL = "SELECT id, body, subject, priority FROM mail"
@@ -358,6 +358,25 @@ def test_others_that_begin_in_the_middle_end_the_import_before_the_next_group(
     assert imported(*options, "--skip-others")["groups"] == ["a", "b"]
     assert taken("b", "mail") == [str(number) for number in range(21, 31)]
     assert taken("a", "mail") == [*map(str, range(11, 21)), "other", *map(str, range(21, 31))]
+
+
+def test_each_kind_of_database(broker: qmq.testing.LocalBroker, database: Database) -> None:
+    """Names in quotes, colons and percent signs in the query, priorities, offsets, and rows that come later."""
+    execute(database.url, "CREATE TABLE mail (id INTEGER PRIMARY KEY, body TEXT, prio SMALLINT, at TIMESTAMP)")
+    insert = "INSERT INTO mail VALUES ({0}, 'b{0}', {1}, '2026-01-31 12:00:00')"
+    execute(database.url, *(insert.format(number, number % 3) for number in range(1, 31)))
+    options = (
+        "--db", database.url, "--subject", "mail", "--priority", "prio", "--time", "at", "--name", "mail", "--query",
+        "SELECT id, body, prio, at FROM mail WHERE at <> '2026-01-31 10:30:00' AND body LIKE 'b%' AND body <> ':x'",
+        "--group-offsets", "SELECT 'g' AS g, id, prio FROM mail WHERE id IN (10, 11, 12)",
+    )  # fmt: skip
+    assert imported(*options)["imported"] == 18
+    execute(database.url, insert.format(31, 1))
+    assert imported(*options)["imported_now"] == 1
+    rows = [f"{number % 3}:{number}" for number in range(13, 32)]
+    assert sorted(taken("g", "mail")) == sorted(rows)
+    (message,) = (message for message in stored() if message.properties["import-id"] == "2:14")
+    assert (message.body, message.priority, message.properties["time"][:10]) == (b"b14", "high", "2026-01-31")
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -59,6 +59,7 @@ def asked(condition: str) -> RowFilter:
         ),
         ("tags = ['a']", {}),
         ("key LIKE '%k%'", {}),
+        ("body = 'abc'::BLOB", {}),  # Arrow shows it in hex
     ],
 )
 def test_limits_are_what_the_filter_says(condition: str, limits: dict[str, Limits]) -> None:
