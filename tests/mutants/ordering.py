@@ -488,4 +488,10 @@ OF_ORDER: Final = (
         never("self._request.answer is not None"),
         _CLIENT,
     ),
+    Mutant(
+        "pull nothing while a nack is sent once more",
+        "NackSender._deliver_some",
+        skip("self.unsure.add(task)"),
+        _CLIENT,
+    ),
 )

@@ -130,6 +130,9 @@ class NackSender:
         self._next_held = 0
         self._sender: asyncio.Task[None] | None = None  # the task that sends the queue, in the next turn
         self._tasks: set[asyncio.Task[None]] = set()
+        #: The tasks that send dispositions once more, since their connection was lost: messages of their slots of order
+        #: keys, which the broker has sent meanwhile, may come after what it has taken back, or be part of that.
+        self.unsure: set[asyncio.Task[None]] = set()
         #: The waits for a subscription, each for dispositions of one window.
         self._waits: dict[asyncio.Timeout, InFlightWindow] = {}
 
@@ -298,6 +301,7 @@ class NackSender:
                     self._resolve(one, refusal)
 
     def _delivered(self, several: list[_QueuedDisposition], task: asyncio.Task[None]) -> None:
+        self.unsure.discard(task)
         if task.cancelled():  # maybe before it had begun
             self._refuse_left(several)
 
@@ -333,6 +337,8 @@ class NackSender:
                 refused = () if tried else struct.unpack(f"<{len(answer.payload) // 4}I", answer.payload)
                 return {number: Fenced("this message has a disposition already") for number in refused}
             tried = True
+            if any(one.outcome.slots for one in several) and (task := asyncio.current_task()) is not None:
+                self.unsure.add(task)
             await asyncio.sleep(AGAIN_AFTER)
 
     async def _subscribed_unless_gone(

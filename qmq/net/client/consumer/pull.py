@@ -400,6 +400,11 @@ class Puller:
                     subscribed = await self._subscription.subscribed_by(deadline)
                     if subscribed is None:
                         break
+                if self.ack_sender is not None and (unsure := self.ack_sender.nack_sender.unsure):
+                    await asyncio.wait(unsure, timeout=None if deadline is None else max(deadline - clock(), 0.0))
+                    if unsure:
+                        break
+                    continue
                 # An earlier pull for fewer messages left enough, and there may be more: ask without waiting.
                 asked_until = self._ask(subscribed, max_count, min_count, clock() if enough else deadline, clock())
             if request.answer is None:

@@ -157,6 +157,32 @@ async def test_what_came_when_its_pull_was_cancelled_goes_back_with_an_earlier_m
         assert [message.body for message in await pull] == [b"other"]
 
 
+async def test_a_pull_waits_for_a_nack_whose_answer_was_lost_with_the_connection() -> None:
+    """The broker may have handed the message out again by then: nothing tells the client what is newer."""
+    header = make_header(order_key="k")
+    async with subscribed(group="g", consumer="c") as s:
+        pull = asyncio.ensure_future(s.consumer.pull(1))
+        request, _ = await s.peer.pulled()
+        s.peer.messages(request, stored_batch({"a.b": [b"1"]}, position=5_000, header=header))
+        (first,) = await pull
+        nack = asyncio.ensure_future(first.nack())
+        await s.peer.frame(FrameKind.HAND_BACK)
+        s.peer.drop()
+        pull = asyncio.ensure_future(s.consumer.pull(1))
+        peer = await s.broker.peer()
+        await peer.subscribed()
+        frame = await peer.any_frame()
+        assert frame is not None
+        assert frame.kind == FrameKind.HAND_BACK
+        peer.answer(FrameKind.HANDED_BACK, frame.request, payload=b"\0\0\0\0")
+        await nack
+        request, _ = await peer.pulled()
+        again = stored_batch({"a.b": [b"1"]}, position=5_000, header=header)
+        peer.answer_pull(request, again, [(1, 1, 2)])
+        (message,) = await pull
+        assert (message.attempt, message.in_flight) == (2, True)
+
+
 async def test_what_follows_a_dead_message_does_not_wait_for_the_delay_of_its_nack(tmp_path: Path) -> None:
     async with running_broker(tmp_path / "data") as url, qmq.connect(url) as client:
         await send(client, "k 0", "k 1")
