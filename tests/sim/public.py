@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -57,7 +58,8 @@ FEATURES: Final = (
     "expired", "filtered", "filtered by the client", "flush", "solo", "taken back",
     "ack of what was taken back", "sync admin", "looked at",
     "segments removed", "sessions expire",
-    "consumers with one id", "seek to first", "seek to new", "seek to time", "seek to a sequence",
+    "consumers with one id", "named producer", "group looked at", "group is unknown",
+    "seek to first", "seek to new", "seek to time", "seek to a sequence",
     "redriven", "refused", "resent", "order of a slot is checked", "order over subjects is checked",
     "order of a subject is checked", "back with an earlier one of its slot",
 )  # fmt: skip
@@ -204,10 +206,14 @@ class History:
         senders = list[Coroutine[Any, Any, Any]]()
         for number in range(self.senders):
             sender = Sender(self.record, self.messages[number :: self.senders], self._own_chance(f"sender {number}"))
+            options = dict(self.options)
+            if self._own_chance(f"producer {number}").random() < 0.3:
+                options["producer"] = f"producer-{number}"
+                self.count["named producer"] += 1
             if chance.random() < 0.3:
-                senders.append(asyncio.to_thread(sender.run_sync, self.brokers.url, self.options))
+                senders.append(asyncio.to_thread(sender.run_sync, self.brokers.url, options))
             else:
-                senders.append(sender.run(self.brokers.url, self.options))
+                senders.append(sender.run(self.brokers.url, options))
         workers = [
             self._worker(crew, plan, f"{plan.name} worker {number}", consumer, is_sync=is_sync)
             for plan in self.groups
@@ -262,6 +268,9 @@ class History:
             "group": plan.name, "consumer": consumer, "tags": plan.tags or None, "mode": plan.mode,
             "on_difference": self.chance.choice(("warn", "warn", "apply")),
         }  # fmt: skip
+        settings, looks = plan.settings, self._own_chance(f"look {name}").random() < 0.2
+        if looks and plan.mode == "reliable" and not how.get("is_calm") and not name.endswith("worker 0"):
+            options, settings = {"group": plan.name, "consumer": consumer, "look": True}, {}
         self.count["consumer with an id"] += consumer is not None
         self.count[f"mode: {plan.mode}"] += 1
 
@@ -275,7 +284,7 @@ class History:
         chance = self._own_chance(name)
         known = self.record.groups.get(plan.name)
         prefixes = plan.prefixes if known is None else known.prefixes  # somebody may have changed them
-        return Worker(crew, name, prefixes, {**options, **plan.settings}, group_of, chance, **how)
+        return Worker(crew, name, prefixes, {**options, **settings}, group_of, chance, **how)
 
     def _solo(self, crew: Crew, name: str, *, is_sync: bool) -> Worker:
         """Return a consumer without a group, which gets everything once in each session."""
@@ -304,10 +313,12 @@ class History:
         async with qmq.connect(self.brokers.url) as client, asyncio.TaskGroup() as tasks:
             for group in self.record.groups.values():
                 if group.is_narrowed:  # what it has followed before goes on where it was
-                    await client.admin.set_group(group.name, follows=group.prefixes)
+                    with suppress(qmq.UnknownGroup):  # it was deleted, and begins anew
+                        await client.admin.set_group(group.name, follows=group.prefixes)
             for worker in workers:
                 tasks.create_task(worker.run(self.brokers.url, {}))
             try:
+                await until(partial(self._has_groups, client), "each group is there, also one that was deleted")
                 await self._until_none(client, has_left, "something is left for ever")
             finally:
                 crew.stop()
@@ -319,6 +330,11 @@ class History:
 
     async def _has_settled(self, client: qmq.Client) -> bool:
         return bool(self.record.wrongs) or not any(broker.delayed for broker in await client.admin.stats())
+
+    async def _has_groups(self, client: qmq.Client) -> bool:
+        counts = Counter(row.name for row in await client.admin.groups())
+        names = [plan.name for plan in self.groups if plan.mode != "broadcast"]
+        return bool(self.record.wrongs) or all(counts[name] == len(self.brokers.brokers) for name in names)
 
     def _last_consumers(self, plan: GroupPlan) -> list[str | None]:
         """Return the ids of those that drain a group; each member of a broadcast has its own messages."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -20,7 +21,7 @@ from tests.sim.public_record import GroupRecord, Record
 #: What may befall a group, and all programs.
 GROUP_CALLS: Final = (
     "seek", "redrive", "redrive", "resend", "resend", "set_group", "set_group", "delete_dead", "set tags",
-    "set deadline", "set follows",
+    "set deadline", "set follows", "delete_group",
 )  # fmt: skip
 CALLS: Final = (*GROUP_CALLS, "roll", "lose", "lose", "restart", "look")
 #: The names that groups follow.
@@ -186,6 +187,14 @@ class Boss:
                 group.is_narrowed = True
                 await admin.set_group(group.name, follows=prefixes)
                 group.changed(for_good=True)
+            case "delete_group":
+                # Whoever subscribes next makes it anew, and it gets all that is stored.
+                group.change(seeks=True, loses=self._removes)
+                group.is_narrowed = True
+                await admin.delete_group(group.name)
+                group.changed(for_good=True)
+                if self._removes:  # also what is stored before somebody makes it anew
+                    group.lost_until = math.inf
             case "set deadline":
                 group.is_loose, group.is_calm = True, False
                 await admin.set_group(group.name, ack_deadline=chance.choice((0, 0.001, 0.01)))

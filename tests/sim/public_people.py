@@ -27,7 +27,7 @@ from tests.sim.public_record import (
 
 SENDING: Final = ("send", "send_many", "send_nowait", "several at once")
 SYNC_SENDING: Final = ("sync send", "sync send_many", "sync send_nowait")
-WAYS: Final = ("for", "run", "run 4", "pull", "pull_batch")
+WAYS: Final = ("for", "run", "run 4", "pull", "pull 2", "pull_batch")
 SYNC_WAYS: Final = ("sync for", "sync run", "sync run 3", "sync pull", "sync pull_batch")
 #: How a session ends.
 ENDS: Final = ("leave", "leave", "stop", "error", "cancel", "lose")
@@ -56,9 +56,11 @@ class Sender:
         self._messages = list(messages)
         self._chance = chance
         self._nowait: dict[int, Sent] = {}
+        self._has_several_brokers = False
 
     async def run(self, url: str, options: dict[str, Any]) -> None:
         """Send all by an asyncio client."""
+        self._has_several_brokers = "," in url
         async with qmq.connect(url, wait=30, **options) as client:
             while self._messages:
                 way = self._chance.choice(SENDING)
@@ -74,7 +76,7 @@ class Sender:
                     case "send_nowait":
                         for sent in self._next(3):
                             client.send_nowait(*arguments(sent)[0], **arguments(sent)[1])
-                            self._nowait[sent.number] = sent
+                            self._note_nowait(sent)
                             await client.drain()
             try:
                 await client.flush()
@@ -108,6 +110,7 @@ class Sender:
 
     def run_sync(self, url: str, options: dict[str, Any]) -> None:
         """[thread] Send all by a client without asyncio."""
+        self._has_several_brokers = "," in url
         with qmq.connect_sync(url, wait=30, **options) as client:
             while self._messages:
                 way = self._chance.choice(SYNC_SENDING)
@@ -133,7 +136,7 @@ class Sender:
                     case "sync send_nowait":
                         for sent in self._next(3):
                             client.send_nowait(*arguments(sent)[0], **arguments(sent)[1])
-                            self._nowait[sent.number] = sent
+                            self._note_nowait(sent)
                             client.drain()
             try:
                 client.flush()
@@ -142,6 +145,11 @@ class Sender:
             else:
                 for sent in self._nowait.values():
                     self._record.stored(sent)
+
+    def _note_nowait(self, sent: Sent) -> None:
+        """Note a message without a receipt, so nobody says whether two brokers have stored it."""
+        self._nowait[sent.number] = sent
+        sent.may_be_twice = self._has_several_brokers
 
     def _next(self, most: int) -> list[Sent]:
         """Take the next messages, and note that they are sent now."""
@@ -336,6 +344,9 @@ class Worker:
         self._record.count["session fenced"] += isinstance(error, qmq.Fenced)
         if isinstance(error, qmq.InvalidOption) and "does not follow" in str(error):  # somebody has set what it follows
             return True
+        if isinstance(error, qmq.UnknownGroup):  # somebody has deleted it, or it only looks and nobody has made it
+            self._record.count["group is unknown"] += 1
+            return True
         return isinstance(error, Broken) or (isinstance(error, qmq.Fenced) and self._is_shared)
 
     def _draw(self, ways: Sequence[str]) -> tuple[str, str, int]:
@@ -351,6 +362,7 @@ class Worker:
         before = self._record.first_try(self._options["group"], self._options.get("consumer"))
         async with client.subscribe(*self._prefixes, **self._options) as consumer:
             session = Session(self._group_of(consumer.id, before), consumer.id)
+            self._record.count["group looked at"] += "look" in self._options
             self._crew.enter(consumer)
             try:
                 match way:
@@ -362,6 +374,8 @@ class Worker:
                         await self._handlers(consumer, session, budget, 4)
                     case "pull":
                         await self._pulls(consumer, session, budget)
+                    case "pull 2":
+                        await self._pulls_of_two(consumer, session, budget)
                     case "pull_batch":
                         await self._batches(consumer, session, budget)
                 if end == "lose":
@@ -451,6 +465,16 @@ class Worker:
             for message, hand in several:
                 await self._decide(message, hand, session)
             budget -= len(messages) or 1
+
+    async def _pulls_of_two(self, consumer: qmq.Consumer, session: Session, budget: int) -> None:
+        """Two tasks pull from one consumer."""
+        tasks = [asyncio.ensure_future(self._pulls(consumer, session, budget)) for _ in range(2)]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
 
     async def _batches(self, consumer: qmq.Consumer, session: Session, budget: int) -> None:
         chance = self._chance
@@ -670,7 +694,7 @@ class Worker:
                 way, end, budget = self._draw(SYNC_WAYS)
                 try:
                     self._one_sync_session(client, way, end, budget)
-                except (Broken, qmq.Fenced, qmq.InvalidOption) as error:
+                except (Broken, qmq.Fenced, qmq.InvalidOption, qmq.UnknownGroup) as error:
                     if not self._is_expected(error):
                         raise
             client.admin.groups()

@@ -288,8 +288,11 @@ class GroupRecord:
         if sent.state == "cancelled":
             yield "it was cancelled"
         if before and self.mode in ("at_most_once", "solo"):
-            yield f"it came before: {before}"
+            if not sent.may_be_twice:
+                yield f"it came before: {before}"
             return
+        if before and sent.may_be_twice:
+            return  # it may be the other one
         for other in before:
             # Where it is loose, a program may reach late what its client was given before another one took it.
             is_kept = other.state == OPEN or (other.state in _FINAL and other.at > self.repeats_until)
