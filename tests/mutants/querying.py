@@ -62,6 +62,12 @@ OF_SQL: Final = (
         _IMPORTS,
     ),
     Mutant(
+        "send nothing that nobody could look for after a kill",
+        "ImportRun._check_rights",
+        never("hidden", at=1),
+        _IMPORTS,
+    ),
+    Mutant(
         "begin no import anew whose state is missing",
         "ImportRun._check_new",
         never("client.last_sequence() is not None"),

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import math
 import os
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import date, datetime, time, timedelta
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from qmq.cli.common.formatting import iso, number, visible
-from qmq.cli.common.listing import MOST_ROWS, in_line, json_text
+from qmq.cli.common.listing import MOST_ROWS, in_line
 from qmq.cli.messages.message_text import text_or_base64
 from qmq.errors import InvalidOption
 
@@ -29,27 +29,37 @@ if TYPE_CHECKING:
 #: The most characters of a value in a table on a terminal.
 _MOST_SHOWN: Final = 200
 _FOLDED_WIDTH: Final = 13
+_ENCODE: Final = json.JSONEncoder(ensure_ascii=False).encode
 _DAY_S: Final = 86_400
 
 
 def print_json(batches: Iterable[pa.RecordBatch], names: Sequence[str]) -> int:
     """Print a JSON object for each row; return their count. A name that comes again has its number behind it."""
     names = [name if name not in names[:at] else f"{name}_{at + 1}" for at, name in enumerate(names)]
-    return _each(batches, lambda row: click.echo(json_text(dict(zip(names, row, strict=True)))))
+    return _each(batches, lambda row: _ENCODE(dict(zip(names, row, strict=True))))
 
 
 def print_lines(batches: Iterable[pa.RecordBatch], names: Sequence[str], *, header: bool) -> int:
     """Print a line of values with tabs between for each row; return their count."""
     if header:
         click.echo("\t".join(map(visible, names)))
-    return _each(batches, lambda row: click.echo("\t".join(map(_text, row))))
+    return _each(batches, lambda row: "\t".join(map(_text, row)))
 
 
 def print_csv(batches: Iterable[pa.RecordBatch], names: Sequence[str]) -> int:
     """Print CSV with a header; return the count of rows."""
-    writer = csv.writer(sys.stdout, lineterminator="\n")
+    text = io.StringIO()
+    writer, count = csv.writer(text, lineterminator="\n"), 0
     writer.writerow(names)
-    return _each(batches, lambda row: writer.writerow([_in_csv(value) for value in row]))
+    for batch in batches:
+        rows = [[_in_csv(value) for value in row] for row in _rows([batch])]
+        writer.writerows(rows)
+        click.echo(text.getvalue(), nl=False)
+        text.seek(0)
+        text.truncate()
+        count += len(rows)
+    click.echo(text.getvalue(), nl=False)
+    return count
 
 
 def print_for_people(result: Result) -> int:
@@ -102,11 +112,13 @@ def write_parquet(result: Result, path: Path) -> int:
     return count
 
 
-def _each(batches: Iterable[pa.RecordBatch], write: Callable[[list[Any]], object]) -> int:
+def _each(batches: Iterable[pa.RecordBatch], line: Callable[[list[Any]], str]) -> int:
+    """Print a line for each row, a batch at a time; return the count of rows."""
     count = 0
-    for row in _rows(batches):
-        write(row)
-        count += 1
+    for batch in batches:
+        lines = list(map(line, _rows([batch])))
+        click.echo("\n".join(lines))
+        count += len(lines)
     return count
 
 
@@ -117,17 +129,28 @@ def _rows(batches: Iterable[pa.RecordBatch]) -> Iterator[list[Any]]:
 
 
 def _values(column: pa.Array) -> list[Any]:
+    """Return the values of a column as JSON has them."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    kind = column.type
+    if pa.types.is_timestamp(kind) and kind.unit == "ns":  # Python has no nanoseconds
+        column = column.cast(pa.timestamp("us", kind.tz), safe=False)
+    if pa.types.is_timestamp(kind) and kind.unit == "us" and kind.tz == "UTC":
+        column = pc.strftime(column, "%Y-%m-%dT%H:%M:%SZ", locale="C")
+    values: list[Any] = column.to_pylist()
+    if pa.types.is_map(kind):
+        values = [None if value is None else dict(value) for value in values]
+        plain = all(map(_is_plain, (kind.key_type, kind.item_type)))
+    else:
+        plain = _is_plain(kind.value_type) if pa.types.is_list(kind) else _is_plain(column.type)
+    return values if plain else [plain_value(value) for value in values]
+
+
+def _is_plain(kind: pa.DataType) -> bool:
     import pyarrow as pa
 
-    if pa.types.is_timestamp(column.type) and column.type.unit == "ns":  # Python has no nanoseconds
-        column = column.cast(pa.timestamp("us", column.type.tz), safe=False)
-    values: list[Any] = column.to_pylist()
-    if pa.types.is_map(column.type):
-        values = [None if value is None else dict(value) for value in values]
-    kind = column.type
-    if pa.types.is_string(kind) or pa.types.is_integer(kind) or pa.types.is_boolean(kind):
-        return values
-    return [plain_value(value) for value in values]
+    return bool(pa.types.is_string(kind) or pa.types.is_integer(kind) or pa.types.is_boolean(kind))
 
 
 def plain_value(value: Any) -> Any:

@@ -22,7 +22,7 @@ from typing import Any, Final, Literal, Self
 
 import qmq
 from qmq.errors import InvalidOption, ProducerInUse, RowRejected, SendFailed, SendUnknown, StorageFailed
-from qmq.names import check_group
+from qmq.names import check_group, takes
 from qmq.sql.importing.levels import Section, levels_of
 from qmq.sql.importing.rows import IMPORT, IMPORT_ID, Row, RowColumns, RowId, text_of
 from qmq.sql.importing.source import RowSource
@@ -150,6 +150,8 @@ class ImportRun:
         #: Rows that were stored before a kill and are to be read again, and the subjects of their messages.
         self._stored: set[str] = set()
         self._stored_subjects: set[str] = set()
+        #: What the token may look at; None: not asked yet.
+        self._browse: tuple[str, ...] | None = None
 
     # --- a dry run ---------------------------------------------------------------------------------------------------
 
@@ -341,6 +343,7 @@ class ImportRun:
         if rows:
             ids = {self._id_text(section, row.id) for row in rows} | self._stored
             subjects = {row.message["subject"] for row in rows if row.message is not None} | self._stored_subjects
+            self._check_rights(client, subjects)
             last = client.last_sequence()
             first = 0 if last is None else last + 1
             state.chunk = Chunk(sorted(ids), sorted(subjects), len(self._stored), first)
@@ -371,6 +374,18 @@ class ImportRun:
             raise RowRejected(
                 f"row {self._id_text(section, refused.id)}: {refused.reason}. All rows before it are imported; "
                 "change it, or give --on-error skip, and repeat the import"
+            )
+
+    def _check_rights(self, client: qmq.SyncClient, subjects: set[str]) -> None:
+        """Raise Forbidden if the token may not look at a subject: after a kill, nobody could say what was stored."""
+        if self._browse is None:
+            (rights,) = client.admin.rights()
+            self._browse = ("",) if rights.admin else rights.browse
+        hidden = sorted(subject for subject in subjects if not takes(self._browse, subject))
+        if hidden:
+            raise qmq.Forbidden(
+                f"the token may not look at {hidden[0]}, which an import does after a kill to send no row twice; give "
+                f"it the right to browse: qmq tokens create NAME --produce {hidden[0]} --browse {hidden[0]}"
             )
 
     def _flush(self, client: qmq.SyncClient, tickets: dict[int, _HeldRow]) -> None:

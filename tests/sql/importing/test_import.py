@@ -360,6 +360,23 @@ def test_others_that_begin_in_the_middle_end_the_import_before_the_next_group(
     assert taken("a", "mail") == [*map(str, range(11, 21)), "other", *map(str, range(21, 31))]
 
 
+def test_a_token_that_may_not_look_at_what_it_sends_imports_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = ("--db", fill(tmp_path, 3), "--query", MAIL, "--subject", "mail", "--name", "mails")
+    tokens = {}
+    for name, rights in {"blind": [], "seeing": ["--browse", "mail"]}.items():
+        made = command("tokens", "create", name, "--produce", "mail", *rights, "--tokens-file", "tokens")
+        tokens[name] = made.stdout.split()[-1]
+    with qmq.testing.broker(tokens_file=str(tmp_path / "tokens")):
+        monkeypatch.setenv("QMQ_TOKEN", tokens["blind"])
+        assert "the token may not look at mail" in failed(*options)
+        monkeypatch.setenv("QMQ_TOKEN", tokens["seeing"])
+        assert imported(*options)["imported_now"] == 3
+        assert row_ids("mail") == ["1", "2", "3"]
+
+
 def test_each_kind_of_database(broker: qmq.testing.LocalBroker, database: Database) -> None:
     """Names in quotes, colons and percent signs in the query, priorities, offsets, and rows that come later."""
     execute(database.url, "CREATE TABLE mail (id INTEGER PRIMARY KEY, body TEXT, prio SMALLINT, at TIMESTAMP)")
