@@ -57,7 +57,7 @@ FEATURES: Final = (
     "large body", "dead", "deleted",
     "expired", "filtered", "filtered by the client", "flush", "solo", "taken back",
     "ack of what was taken back", "sync admin", "looked at",
-    "segments removed", "sessions expire",
+    "segments removed", "missed", "sessions expire",
     "consumers with one id", "named producer", "group looked at", "group is unknown",
     "seek to first", "seek to new", "seek to time", "seek to a sequence",
     "redriven", "refused", "resent", "order of a slot is checked", "order over subjects is checked",
@@ -99,11 +99,14 @@ class History:
         self.record = Record()
         self.has_processes = chance.random() < 0.15
         self.retains = not self.has_processes and chance.random() < 0.15
+        #: Groups may miss messages that they have not taken.
+        self.drops = self.retains and self._own_chance("drops").random() < 0.4
         self.brokers: Any = (Processes if self.has_processes else Several)(
             directory, chance.choice((1, 1, 1, 2)), partitions=chance.choice((1, 1, 2, 3)), segment_bytes="256 KiB",
             max_frame_bytes="64 KiB", max_message_bytes="8 KiB", scrub_bytes_per_s=0,
             checkpoint_ms=10 if self.retains else chance.choice((10, 50, 1_000)),
             **({"retention_ms": chance.choice((1, 20))} if self.retains else {}),
+            **({"retention_bytes": "12 KiB"} if self.drops else {}),
         )  # fmt: skip
         self.count = self.record.count
         self.has = {
@@ -241,7 +244,8 @@ class History:
             if name not in self.record.groups:
                 self.record.groups[name] = GroupRecord(
                     self.record, name, plan.prefixes, tags=plan.tags, expires="expire_after" in plan.settings,
-                    max_attempts=plan.settings["max_attempts"], mode=plan.mode, is_loose=plan.is_loose, **begin,
+                    max_attempts=plan.settings["max_attempts"], mode=plan.mode, is_loose=plan.is_loose,
+                    misses=self.drops, **begin,
                 )  # fmt: skip
             return self.record.groups[name]
 
@@ -379,7 +383,8 @@ class History:
                 "skipped": sum(row.skipped for row in rows),
             }  # fmt: skip
             wanted = {"dead": len(letters), "filtered": filtered, "skipped": 0}
-            if group.mode == "at_most_once":
+            self.count["missed"] += found["skipped"] if group.misses else 0
+            if group.mode == "at_most_once" or group.misses:
                 found["skipped"] = 0  # what expired, and what came in an answer that maybe did not arrive
             if group.begins or group.is_changed or group.is_loose or len(group.tag_sets) > 1:
                 found["filtered"] = filtered

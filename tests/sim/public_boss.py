@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -194,7 +193,7 @@ class Boss:
                 await admin.delete_group(group.name)
                 group.changed(for_good=True)
                 if self._removes:  # also what is stored before somebody makes it anew
-                    group.lost_until = math.inf
+                    group.may_miss()
             case "set deadline":
                 group.is_loose, group.is_calm = True, False
                 await admin.set_group(group.name, ack_deadline=chance.choice((0, 0.001, 0.01)))

@@ -250,6 +250,10 @@ class GroupRecord:
         self.is_loose: bool = rules.get("is_loose", False)
         #: Messages that were sent before this tick may have been passed by a seek.
         self.lost_until: float = 0
+        #: Retention may have removed messages that it has not taken.
+        self.misses = False
+        if rules.get("misses", False):
+            self.may_miss()
         #: Messages below this sequence, too, also those that come later.
         self.least_sequence = 0
         #: All sets of tags that the group has had.
@@ -341,8 +345,13 @@ class GroupRecord:
         with self.record.lock:
             self.repeats_until = math.inf if for_good or self.repeats_for_good else self.record.tick()
             self.repeats_for_good = self.repeats_until == math.inf
-            if self.lost_until:
+            if self.lost_until and not self.misses:
                 self.lost_until = self.record.tick()
+
+    def may_miss(self) -> None:
+        """Note that retention may remove messages that the group has not taken."""
+        self.misses = self.is_changed = True
+        self.lost_until = math.inf
 
     # --- the end -----------------------------------------------------------------------------------------------------
 
