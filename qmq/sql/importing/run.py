@@ -161,6 +161,7 @@ class ImportRun:
         if state is None:
             state = self._begun(offsets_query, allow_repeats=allow_repeats)
         self._check_same(state)
+        self._check_rows(state)
         summary = self._summary
         for level in state.levels:
             summary.groups += level.groups
@@ -197,6 +198,7 @@ class ImportRun:
                 self._check_others(client, found, follows, skip_others=skip_others)
                 self._file.save(found)
             self._check_same(found)
+            self._check_rows(found)
             state = self._state = found
             self._summary.imported, self._summary.rejected = state.imported, state.rejected
             rejected = RejectedRows(self._rejected_path, state.rejected_bytes)
@@ -216,10 +218,9 @@ class ImportRun:
 
     def _begun(self, offsets_query: str | None, *, allow_repeats: bool) -> ImportState:
         """Return the state of an import that begins now."""
-        self._source.check_ids()
         state = ImportState.begin(self._name, self._query)
         state.allow_repeats = allow_repeats
-        state.priorities = self._source.priorities()
+        self._check_rows(state)
         if offsets_query is not None:
             offsets = self._source.offsets(offsets_query)
             state.offsets = {group: list(pairs.items()) for group, pairs in offsets.items()}
@@ -227,6 +228,11 @@ class ImportRun:
                 check_group(group)
             levels_of(state.priorities, offsets, allow_repeats=allow_repeats)
         return state
+
+    def _check_rows(self, state: ImportState) -> None:
+        """Note the priorities that rows have now. Raises InvalidOption if a row has no id: no section would have it."""
+        self._source.check_ids()
+        state.priorities += [each for each in self._source.priorities() if each not in state.priorities]
 
     def _check_same(self, state: ImportState) -> None:
         """Raise InvalidOption if the import was begun with another query or other columns."""

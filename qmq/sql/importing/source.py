@@ -112,7 +112,8 @@ class RowSource:
             query = f"SELECT count(*) FROM {self._of(self._query)} WHERE {where}"
             count = connection.execute(sa.text(query)).scalar_one()
         if count:
-            raise InvalidOption(f"{count} rows have NULL in column {self._columns.id}; --id is to tell rows apart")
+            rows = "1 row has" if count == 1 else f"{count} rows have"
+            raise InvalidOption(f"{rows} NULL in column {self._columns.id}; --id is to tell rows apart")
 
     def rows(self, section: Section, after: RowId | None) -> Iterator[Row]:
         """Yield the rows of a section behind an id, in the order of ids. Raises DatabaseFailed; InvalidOption where two

@@ -114,6 +114,23 @@ def test_a_repeated_import_sends_what_came_since(broker: qmq.testing.LocalBroker
     assert sorted(path.suffix for path in tmp_path.glob("import-*")) == [".state"]
 
 
+def test_a_priority_that_comes_later_is_imported_too(broker: qmq.testing.LocalBroker, tmp_path: Path) -> None:
+    url = fill(tmp_path, 9)
+    execute(url, "UPDATE mail SET priority = 'high'")
+    options = ("--db", url, "--query", MAIL, "--subject", "mail", "--priority", "priority",
+               "--group-offsets", "SELECT 'a', 3, 'high' UNION ALL SELECT 'b', 5, 'high'")  # fmt: skip
+    assert imported(*options)["imported"] == 6
+    execute(url, "INSERT INTO mail VALUES (1000, 'x', 's', 'low'), (1001, 'x', 's', NULL)")
+    assert imported(*options, "--dry-run")["imported_now"] == 2
+    assert imported(*options)["imported_now"] == 2
+    later = ["low:1000", "1001"]
+    assert sorted(taken("b", "mail")) == sorted([f"high:{number}" for number in range(6, 10)] + later)
+    assert sorted(taken("a", "mail")) == sorted([f"high:{number}" for number in range(4, 10)] + later)
+    execute(url, "ALTER TABLE mail RENAME TO old", "CREATE TABLE mail AS SELECT * FROM old",
+            "INSERT INTO mail VALUES (NULL, 'x', 's', 'low')")  # fmt: skip
+    assert "1 row has NULL in column id" in failed(*options, code=2)
+
+
 class Killed(BaseException):
     """As if the process were gone."""
 
