@@ -323,7 +323,13 @@ def test_circles_are_found() -> None:
 
 
 def test_a_class_name_means_one_thing() -> None:
-    names = Counter(name for path in source_files() for name in class_names(path.read_text("utf-8")))
+    of_django = {"Command", "Meta"}  # it looks for these names
+    names = Counter(
+        name
+        for path in source_files()
+        for name in class_names(path.read_text("utf-8"))
+        if not (name in of_django and path.is_relative_to(ROOT / "qmq" / "sql" / "django"))
+    )
     assert [name for name, count in names.items() if count > 1] == []
 
 

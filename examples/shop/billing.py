@@ -1,7 +1,8 @@
 """The worker that charges orders: python -m examples.shop.billing. Run as many as you like.
 
 A handler that returns has handled its message. One that raises has failed: the message comes again after the next of
-RETRY_DELAYS, and is a dead letter after MAX_ATTEMPTS.
+RETRY_DELAYS, and is a dead letter after MAX_ATTEMPTS. The payment, the note that this message was handled (inbox), and
+the message that says so (outbox) are one transaction: all three happen, or none.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import random
 from functools import partial
 
 import qmq
+import qmq.sql
 from examples.shop.store import Store
 
 MAX_ATTEMPTS = 8
@@ -22,6 +24,7 @@ BANK_TAKES_S = float(os.environ.get("SHOP_BANK_TAKES_S", "0.05"))
 BANK_BUSY_SHARE = float(os.environ.get("SHOP_BANK_BUSY_SHARE", "0.1"))
 
 log = logging.getLogger("shop.billing")
+inbox = qmq.sql.Inbox(group="billing")
 
 
 class BankBusy(Exception):
@@ -35,8 +38,8 @@ async def ask_bank(order_id: str) -> None:
         raise BankBusy(f"the bank has no time for order {order_id}")
 
 
-async def handle(message: qmq.Message, *, store: Store, client: qmq.Client) -> None:
-    """Charge an order once, however often its message comes, and say that it is paid."""
+async def handle(message: qmq.Message, *, store: Store, outbox: qmq.sql.Outbox) -> None:
+    """Charge an order once, however often its message comes, and say once that it is paid."""
     order = message.json()
     if order["cents"] > 100_000:
         await message.reject("orders above 1,000 are charged by hand")  # no attempt can succeed: a dead letter
@@ -44,9 +47,9 @@ async def handle(message: qmq.Message, *, store: Store, client: qmq.Client) -> N
     log.info("begin %s", order["id"])
     if not store.is_paid(order["id"]):
         await ask_bank(order["id"])
-        store.charge(order["id"], order["cents"])
-    # A kill right here makes the message come again; then the order is not charged again, and this send is made.
-    await client.send("shop.order.paid", json=order, key=order["id"])
+        with store.engine.begin() as tx:
+            if inbox.first_time(tx, message) and store.charge(tx, order["id"], order["cents"]):
+                outbox.send(tx, "shop.order.paid", json=order, key=order["id"])
     log.info("end %s", order["id"])
 
 
@@ -55,11 +58,12 @@ async def main() -> None:
     store = Store()
     async with (
         qmq.connect(name="shop-billing", wait=30) as client,
+        qmq.sql.Outbox(client) as outbox,
         client.subscribe(
             "shop.order.created", group="billing", max_attempts=MAX_ATTEMPTS, retry_delays=RETRY_DELAYS
         ) as orders,
     ):
-        await orders.run(partial(handle, store=store, client=client), concurrency=8, drain=30)
+        await orders.run(partial(handle, store=store, outbox=outbox), concurrency=8, drain=30)
 
 
 if __name__ == "__main__":

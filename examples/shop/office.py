@@ -9,6 +9,7 @@ from flask import Flask, redirect, render_template_string, request
 from werkzeug.wrappers import Response
 
 import qmq
+import qmq.sql
 from examples.shop.store import Store
 
 PAGE = """
@@ -34,6 +35,7 @@ def make_app() -> Flask:
     app = Flask(__name__)
     store = Store()
     client = qmq.connect_sync(name="shop-office", wait=30)
+    outbox = qmq.sql.Outbox(client)
 
     @app.get("/")
     def show() -> str:
@@ -45,8 +47,9 @@ def make_app() -> Flask:
     @app.post("/prices")
     def change_price() -> Response:
         item, cents = request.form["item"], int(request.form["cents"])
-        store.set_price(item, cents)
-        client.send("shop.price.changed", json={"item": item, "cents": cents}, key=item)
+        with store.engine.begin() as tx:
+            store.set_price(tx, item, cents)
+            outbox.send(tx, "shop.price.changed", json={"item": item, "cents": cents}, key=item)
         return redirect("/", 303)
 
     @app.post("/redrive")

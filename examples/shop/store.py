@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
-import sqlite3
 from collections.abc import Iterable
 from pathlib import Path
+
+import sqlalchemy as sa
+
+import qmq.sql
 
 #: Prices in cents with which a new database begins.
 FIRST_PRICES = {"lamp": 4900, "chair": 12900, "teapot": 2400}
@@ -19,51 +22,64 @@ TABLES = """
 
 
 class Store:
-    """The tables. A primary key makes each write idempotent: a message that comes twice changes nothing."""
+    """The tables, and those of the outbox and the inbox. ``engine.begin()`` begins a transaction."""
 
     def __init__(self, path: Path | str | None = None) -> None:
         """Open the database at *path* (default: SHOP_DB, else shop.db); make it if there is none."""
-        self._db = sqlite3.connect(
-            path or os.environ.get("SHOP_DB", "shop.db"), timeout=30, isolation_level=None, check_same_thread=False
-        )
-        self._db.execute("PRAGMA journal_mode = WAL")
-        self._db.executescript(TABLES)
-        self._db.executemany("INSERT OR IGNORE INTO prices VALUES (?, ?)", FIRST_PRICES.items())
+        path = path or os.environ.get("SHOP_DB", "shop.db")
+        self.engine = sa.create_engine(f"sqlite:///{path}", connect_args={"timeout": 30})
+        with self.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+            connection.exec_driver_sql("PRAGMA journal_mode = WAL")
+        with self.engine.begin() as tx:
+            tx.exec_driver_sql("BEGIN IMMEDIATE")  # two programs may begin at once
+            for table in TABLES.split(";\n")[:-1]:
+                tx.exec_driver_sql(table)
+            qmq.sql.create_tables(tx)
+            for item, cents in FIRST_PRICES.items():
+                tx.exec_driver_sql("INSERT OR IGNORE INTO prices VALUES (?, ?)", (item, cents))
 
     def close(self) -> None:
         """Close the database."""
-        self._db.close()
+        self.engine.dispose()
 
     def prices(self) -> dict[str, int]:
         """Return the price of each item in cents."""
-        return dict(self._db.execute("SELECT item, cents FROM prices ORDER BY item"))
+        with self.engine.connect() as tx:
+            rows = tx.exec_driver_sql("SELECT item, cents FROM prices ORDER BY item")
+            return {row.item: row.cents for row in rows}
 
-    def set_price(self, item: str, cents: int) -> None:
+    def set_price(self, tx: sa.Connection, item: str, cents: int) -> None:
         """Change the price of an item."""
-        self._db.execute("INSERT OR REPLACE INTO prices VALUES (?, ?)", (item, cents))
+        tx.exec_driver_sql("INSERT OR REPLACE INTO prices VALUES (?, ?)", (item, cents))
 
-    def charge(self, order_id: str, cents: int) -> bool:
-        """Record a payment; return False if this order was paid before. The order's id is the idempotency key."""
-        return self._db.execute("INSERT OR IGNORE INTO payments VALUES (?, ?)", (order_id, cents)).rowcount == 1
+    def charge(self, tx: sa.Connection, order_id: str, cents: int) -> bool:
+        """Record a payment; return False if this order was paid before: the customer may have ordered twice."""
+        return tx.exec_driver_sql("INSERT OR IGNORE INTO payments VALUES (?, ?)", (order_id, cents)).rowcount == 1
 
     def is_paid(self, order_id: str) -> bool:
         """Return whether an order is paid."""
-        return self._db.execute("SELECT 1 FROM payments WHERE order_id = ?", (order_id,)).fetchone() is not None
+        with self.engine.connect() as tx:
+            rows = tx.exec_driver_sql("SELECT 1 FROM payments WHERE order_id = ?", (order_id,))
+            return rows.fetchone() is not None
 
     def payments(self) -> list[tuple[str, int]]:
         """Return all payments: order and cents."""
-        return self._db.execute("SELECT order_id, cents FROM payments ORDER BY order_id").fetchall()
+        with self.engine.connect() as tx:
+            rows = tx.exec_driver_sql("SELECT order_id, cents FROM payments ORDER BY order_id")
+            return [(order_id, cents) for order_id, cents in rows]
 
     def remind(self, order_id: str) -> bool:
         """Record that the customer was reminded; return False if this was done before."""
-        return self._db.execute("INSERT OR IGNORE INTO reminders VALUES (?)", (order_id,)).rowcount == 1
+        with self.engine.begin() as tx:
+            return tx.exec_driver_sql("INSERT OR IGNORE INTO reminders VALUES (?)", (order_id,)).rowcount == 1
 
     def record_sales(self, sales: Iterable[tuple[str, str, int]]) -> None:
         """Record sales (order, item, cents) in one transaction; those that were recorded before stay as they are."""
-        with self._db:
-            self._db.execute("BEGIN")
-            self._db.executemany("INSERT OR IGNORE INTO sales VALUES (?, ?, ?)", sales)
+        with self.engine.begin() as tx:
+            tx.exec_driver_sql("INSERT OR IGNORE INTO sales VALUES (?, ?, ?)", list(sales))
 
     def revenue(self) -> dict[str, int]:
         """Return what was sold of each item, in cents."""
-        return dict(self._db.execute("SELECT item, sum(cents) FROM sales GROUP BY item ORDER BY item"))
+        with self.engine.connect() as tx:
+            rows = tx.exec_driver_sql("SELECT item, sum(cents) AS cents FROM sales GROUP BY item ORDER BY item")
+            return {row.item: row.cents for row in rows}

@@ -56,6 +56,7 @@ COMMANDS: Final = {
     "archive": Command("operate", "Copy sealed segments of a data directory to an archive."),
     "restore": Command("operate", "Send messages of an archive to a broker."),
     "import": Command("sql", "Send the rows of a database, each once."),
+    "outbox": Command("sql", "Send the rows of an outbox; see what waits there."),
     "bench": Command("operate", "Measure the speed of QMQ on this machine."),
     "completion": Command("manage", "Print what a shell needs to complete commands and names."),
 }

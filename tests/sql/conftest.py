@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.broker_process import broker_process
 from tests.sql.servers import Database, MariaDB, PostgreSQL, sqlite_database
 
 
@@ -31,3 +32,10 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> Database:
         return sqlite_database(tmp_path)
     server: MariaDB | PostgreSQL = request.getfixturevalue(request.param)
     return server.database()
+
+
+@pytest.fixture(scope="session")
+def broker_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A broker, one for all tests: each has subjects of its own."""
+    with broker_process(tmp_path_factory.mktemp("sql-broker")) as broker:
+        yield broker.url

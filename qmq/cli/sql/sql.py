@@ -41,7 +41,8 @@ def sql() -> None:
     \b
     Examples:
       qmq sql "SELECT subject, count(*) FROM messages GROUP BY ALL"
-      qmq sql query --help      the tables, and more examples
+      qmq sql query --help             the tables, and more examples
+      qmq sql ddl --dialect mysql      the tables of outbox and inbox
     """
 
 
@@ -129,3 +130,18 @@ def _print(
             rows.print_for_people(result)
         else:
             rows.print_lines(result, names, header=header)
+
+
+@sql.command(short_help="Print the tables of outbox and inbox.")
+@click.option("--dialect", type=click.Choice(["postgresql", "mysql", "sqlite"]), required=True,
+              help="The database that they are for; mysql also for MariaDB.")  # fmt: skip
+def ddl(dialect: str) -> None:
+    """Print the statements that make the tables of the outbox and the inbox, for a migration tool.
+
+    \b
+    Example:
+      qmq sql ddl --dialect mysql > migrations/0007_qmq.sql
+    """
+    with needing_extra("sql", "qmq sql ddl"):
+        from qmq.sql.tables import ddl as statements
+    click.echo(statements(dialect), nl=False)
