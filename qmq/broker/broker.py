@@ -723,6 +723,7 @@ class Broker:
             "groups": groups,
             "producers": self._producers_packed,
             "unique": self._unique_packed,
+            "has_unique": b"",
             "producers_upto": msgpack.packb([self._producers_upto, self._producers_seen]),
         }
         delayed = self._delaying.packed()
@@ -730,14 +731,15 @@ class Broker:
 
     def _restore(self, now: Now) -> None:
         state, now_us, seen = self._store.state, now.monotonic_us, 0
-        if "producers" in state and "producers_upto" in state:
+        are_lost = "has_unique" in state and "unique" not in state
+        if "producers" in state and "producers_upto" in state and not are_lost:
             self._producers.restore(msgpack.unpackb(state["producers"]), now_us)
             upto: list[int]
             upto, seen = msgpack.unpackb(state["producers_upto"])
             upto += [0] * (len(self._store.partitions) - len(upto))
             if "unique" in state:
                 self.unique_texts.restore(state["unique"], now_us)
-        else:  # there is no checkpoint
+        else:  # there is no checkpoint, or the file of a part of it is lost
             upto = [self._remembered_from(partition) for partition in range(len(self._store.partitions))]
         sent = self._store.headers_since(upto), self._delaying.headers_since(seen)
         for partition, header in heapq.merge(*sent, key=lambda found: found[1].stored_at_us):

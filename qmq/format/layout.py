@@ -253,6 +253,9 @@ CHECKPOINT_MAGIC: Final = b"QMQCHECK"
 #: Version 2 forgets no subjects.
 CHECKPOINT_VERSION: Final = 3
 OLDEST_CHECKPOINT_VERSION: Final = 2
+#: A part of the broker's state beside the checkpoints.
+STATE_FILE_MAGIC: Final = b"QMQSTATE"
+STATE_FILE_VERSION: Final = 1
 SUBJECTS_MAGIC: Final = b"QMQSUBJS"
 SUBJECTS_VERSION: Final = 1
 

@@ -138,6 +138,7 @@ class Store:
             subjects=opened.subjects,
             groups=opened.groups,
             number=opened.checkpoint_number,
+            state_files=opened.state_files,
         )
         self.store_id: bytes = opened.identity.current.store_id
         #: This id and those that the directory had before.

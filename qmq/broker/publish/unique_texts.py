@@ -7,14 +7,14 @@ disagrees with what is stored.
 
 from __future__ import annotations
 
+import struct
 from array import array
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from hashlib import blake2b
-from typing import Any, Final
+from typing import Final
 
-import msgpack
 import numpy as np
 import numpy.typing as npt
 
@@ -39,6 +39,10 @@ _PART_TEXTS: Final = 4_096
 #: The work, in microseconds, of joining what a part has.
 _PACK_WORK: Final = 200
 _SUBJECTS: Final = 16_384
+#: The monotonic clock at a checkpoint, in microseconds; then parts: how many batches and texts it has, since when each
+#: batch is remembered, how many texts each has, the keys and the rows.
+_CLOCK: Final = struct.Struct("<Q")
+_PART: Final = struct.Struct("<II")
 _KEY_DTYPE: Final = np.dtype([("subject", f"V{UNIQUE_HASH_SIZE}"), ("text", f"V{UNIQUE_HASH_SIZE}")])
 _KEY: Final = f"V{UNIQUE_KEY_SIZE}"
 _ROW: Final = f"V{UNIQUE_ROW_SIZE}"
@@ -97,71 +101,142 @@ def _first(first_sequences: int | npt.NDArray[np.uint64]) -> int:
 class _TextsPart:
     """The texts of some batches in a row: since when each batch is remembered, and its keys and rows."""
 
-    __slots__ = ("counts", "first", "keys", "packed", "rows", "since", "taken", "texts")
+    __slots__ = (
+        "_keys",
+        "_keys_at",
+        "_last",
+        "_packed",
+        "_rows",
+        "_rows_at",
+        "_taken",
+        "counts",
+        "first",
+        "since",
+        "texts",
+    )
 
     def __init__(self) -> None:
         self.since = array("Q")
         self.counts = array("I")
-        self.keys: list[bytes] = []
-        self.rows: list[bytes] = []
         self.texts = 0
-        #: The batches, and their texts, that are forgotten.
-        self.first = self.taken = 0
-        #: Keys and rows joined, once no more come.
-        self.packed: tuple[bytes, bytes] | None = None
+        #: How many of the batches are forgotten.
+        self.first = 0
+        self._taken = 0  # their texts
+        self._keys: list[bytes] = []
+        self._rows: list[bytes] = []
+        #: The part as a checkpoint has it, once no more comes; where keys and rows begin in it; and the last position
+        #: by partition.
+        self._packed = b""
+        self._keys_at = self._rows_at = 0
+        self._last: dict[int, int] = {}
+
+    @classmethod
+    def unpack(cls, packed: memoryview, gone_us: int) -> _TextsPart:
+        """Return the part at the start of what a checkpoint has; the present clock is *gone_us* ahead of its own."""
+        part = cls()
+        batches, part.texts = _PART.unpack_from(packed)
+        part._set_offsets(batches)
+        since = np.frombuffer(packed, "<i8", batches, _PART.size) + gone_us
+        part.since.frombytes(np.maximum(since, 0).tobytes())
+        part.counts.frombytes(packed[_PART.size + part.since.itemsize * batches : part._keys_at])
+        keys, rows = packed[part._keys_at : part._rows_at], packed[part._rows_at : part._end]
+        if sum(part.counts) != part.texts or len(rows) != UNIQUE_ROW_SIZE * part.texts:
+            raise ValueError("the unique texts do not add up")
+        part._packed = _packed(part.since.tobytes(), part.counts.tobytes(), keys, rows)
+        part._note_last()
+        return part
+
+    @property
+    def size(self) -> int:
+        """The bytes of the part as a checkpoint has it."""
+        return len(self._packed)
 
     def add(self, now_us: int, keys: Sequence[bytes], rows: Sequence[bytes]) -> None:
         self.since.append(now_us)
         self.counts.append(len(keys))
-        self.keys += keys
-        self.rows += rows
+        self._keys += keys
+        self._rows += rows
         self.texts += len(keys)
 
     @property
+    def is_packed(self) -> bool:
+        return bool(self._packed)
+
+    @property
     def is_full(self) -> bool:
-        return self.packed is not None or len(self.counts) >= _PART_BATCHES or self.texts >= _PART_TEXTS
+        return bool(self._packed) or len(self.counts) >= _PART_BATCHES or self.texts >= _PART_TEXTS
 
     @property
     def has_several(self) -> bool:
+        """Whether more than one batch is not forgotten."""
         return len(self.counts) > self.first + 1
 
     def pack(self) -> None:
         """Take no more: the lists become bytes."""
-        if self.packed is None:
-            self.packed = b"".join(self.keys), b"".join(self.rows)
-            self.keys, self.rows = [], []
+        self._packed = _packed(self.since.tobytes(), self.counts.tobytes(), b"".join(self._keys), b"".join(self._rows))
+        self._set_offsets(len(self.counts))
+        self._keys, self._rows = [], []
+        self._note_last()
+
+    def _set_offsets(self, batches: int) -> None:
+        self._keys_at = _PART.size + (self.since.itemsize + self.counts.itemsize) * batches
+        self._rows_at = self._keys_at + UNIQUE_KEY_SIZE * self.texts
+
+    @property
+    def _end(self) -> int:
+        return self._rows_at + UNIQUE_ROW_SIZE * self.texts
+
+    def _note_last(self) -> None:
+        rows = np.frombuffer(self._packed, UNIQUE_ROW_DTYPE, self.texts, self._rows_at)
+        for partition in np.unique(rows["partition"]).tolist():
+            self._last[partition] = int(rows["position"][rows["partition"] == partition].max())
 
     def take_oldest(self) -> Iterator[tuple[bytes, bytes]]:
         """Forget the oldest batch; return its keys and rows."""
-        start = self.taken
-        self.taken = end = start + self.counts[self.first]
+        start = self._taken
+        self._taken = end = start + self.counts[self.first]
         self.first += 1
-        if self.packed is None:
-            return zip(self.keys[start:end], self.rows[start:end], strict=True)
-        keys, rows = self.packed
-        key, row = UNIQUE_KEY_SIZE, UNIQUE_ROW_SIZE
-        return ((keys[key * at : key * (at + 1)], rows[row * at : row * (at + 1)]) for at in range(start, end))
+        if not self._packed:
+            return zip(self._keys[start:end], self._rows[start:end], strict=True)
+        keys = self._packed[self._keys_at + UNIQUE_KEY_SIZE * start : self._keys_at + UNIQUE_KEY_SIZE * end]
+        rows = self._packed[self._rows_at + UNIQUE_ROW_SIZE * start : self._rows_at + UNIQUE_ROW_SIZE * end]
+        return zip(_cut(keys, _KEY), _cut(rows, _ROW), strict=True)
 
-    def claimed(self, unclaimed: Mapping[int, int]) -> list[bytes]:
-        """Return since, counts, keys and rows as a checkpoint has them, without the batches that lie at or behind the
-        position that *unclaimed* gives for their partition.
+    def all_texts(self) -> Iterator[tuple[bytes, bytes]]:
+        """Return keys and rows of a part that was unpacked."""
+        keys, rows = self._packed[self._keys_at : self._rows_at], self._packed[self._rows_at :]
+        return zip(_cut(keys, _KEY), _cut(rows, _ROW), strict=True)
+
+    def claimed(self, unclaimed: Mapping[int, int]) -> bytes:
+        """Return the part as a checkpoint has it, without the batches that lie at or behind the position that
+        *unclaimed* gives for their partition. It may have some that are forgotten.
         """
-        keys, rows = self.packed or (b"".join(self.keys), b"".join(self.rows))
+        if self._packed and all(last < unclaimed.get(partition, last + 1) for partition, last in self._last.items()):
+            return self._packed
+        if self._packed:
+            keys, rows = self._packed[self._keys_at : self._rows_at], self._packed[self._rows_at :]
+        else:
+            keys, rows = b"".join(self._keys), b"".join(self._rows)
         columns = np.frombuffer(rows, UNIQUE_ROW_DTYPE)
         left = np.ones(len(columns), np.bool_)
-        left[: self.taken] = False
         for partition, end in unclaimed.items():
             left &= (columns["partition"] != partition) | (columns["position"] < end)
-        if left.all():
-            return [self.since.tobytes(), self.counts.tobytes(), keys, rows]
         counts = np.frombuffer(self.counts, "<u4")
-        firsts = np.cumsum(counts) - counts
-        kept = left[firsts]  # a batch is in one partition, and claimed as a whole
-        kept[: self.first] = False
-        return [
+        kept = left[np.cumsum(counts) - counts]  # a batch is in one partition, and claimed as a whole
+        return _packed(
             np.frombuffer(self.since, "<u8")[kept].tobytes(), counts[kept].tobytes(),
             np.frombuffer(keys, _KEY)[left].tobytes(), np.frombuffer(rows, _ROW)[left].tobytes(),
-        ]  # fmt: skip
+        )  # fmt: skip
+
+
+def _packed(since: bytes, counts: bytes, keys: bytes | memoryview, rows: bytes | memoryview) -> bytes:
+    head = _PART.pack(len(counts) // 4, len(keys) // UNIQUE_KEY_SIZE)
+    return b"".join((head, since, counts, keys, rows))
+
+
+def _cut(data: bytes, kind: str) -> list[bytes]:
+    cut: list[bytes] = np.frombuffer(data, kind).tolist()
+    return cut
 
 
 class UniqueTexts:
@@ -195,6 +270,8 @@ class UniqueTexts:
     def keep(self, keys: Sequence[bytes], rows: Sequence[bytes], now_us: int) -> None:
         """Remember the staged texts of a batch that is stored now; *now_us* is of the monotonic clock."""
         parts = self._parts
+        if not keys:
+            return
         if not parts or parts[-1].is_full:
             parts.append(_TextsPart())
         parts[-1].add(now_us, keys, rows)
@@ -244,7 +321,7 @@ class UniqueTexts:
     def prepare(self) -> Work[None]:
         """Do in pieces most of what ``packed`` does."""
         for part in list(self._parts):
-            if part.is_full and part.packed is None:
+            if part.is_full and not part.is_packed:
                 part.pack()
                 yield _PACK_WORK
 
@@ -254,23 +331,16 @@ class UniqueTexts:
         Batches that lie at or behind the position that *unclaimed* gives for their partition are left out: they may be
         gone at the next start, which reads the log from there.
         """
-        packed: bytes = msgpack.packb({"now": now_us, "parts": [part.claimed(unclaimed) for part in self._parts]})
-        return packed
+        return b"".join([_CLOCK.pack(now_us), *(part.claimed(unclaimed) for part in self._parts)])
 
     def restore(self, packed: bytes, now_us: int) -> None:
         """Restore the state that ``packed`` returned."""
-        state: dict[str, Any] = msgpack.unpackb(packed)
-        for since, counts, keys, rows in state["parts"]:
-            part = _TextsPart()
-            ages = state["now"] - np.frombuffer(since, "<u8").astype(np.int64)
-            part.since.frombytes(np.maximum(now_us - ages, 0).astype("<u8").tobytes())
-            part.counts.frombytes(counts)
-            part.packed = keys, rows
-            part.texts = sum(part.counts)
-            by_key = np.frombuffer(keys, _KEY).tolist(), np.frombuffer(rows, _ROW).tolist()
-            if len(part.counts) != len(part.since) or part.texts != len(by_key[0]):
-                raise ValueError("the unique texts do not add up")
-            self.by_key.update(zip(*by_key, strict=True))
+        view, at = memoryview(packed), _CLOCK.size
+        (packed_us,) = _CLOCK.unpack_from(view)
+        while at < len(view):
+            part = _TextsPart.unpack(view[at:], now_us - packed_us)
+            at += part.size
+            self.by_key.update(part.all_texts())
             if part.texts:
                 self._parts.append(part)
         self.expire(now_us)

@@ -9,6 +9,7 @@ Each is an envelope (see envelope.py) with magic ``QMQCHECK`` around a map:
     subjects     {length_bytes, count, forgotten: pairs of u32, the numbers [start, end) that are forgotten,
                  forgotten_end, ends: u64[n], firsts: u64[n] of the n others, gaps: bytes (see gaps.py)}
     state        map of name to bytes, given by the broker
+    state_files  map of name to [number, size, crc32c] for parts of it that have a file (see state_files.py), or none
 
 Everything before a partition's position is on disk and was good when written, but for the holes; consumer log and
 registry cover it. The last segment ends at the position as far as the checkpoint knows.
@@ -27,11 +28,12 @@ import msgpack
 import numpy as np
 import numpy.typing as npt
 
-from qmq.errors import BadBytes
+from qmq.errors import BadBytes, ForeignFile
 from qmq.format.layout import CHECKPOINT_MAGIC, CHECKPOINT_VERSION, OLDEST_CHECKPOINT_VERSION
 from qmq.storage.disk.disk import Disk, failure, write_atomically
 from qmq.storage.disk.envelope import FileState, pack_envelope, read_envelope
 from qmq.storage.meta.gaps import Gaps
+from qmq.storage.meta.state_files import StatePart, read_files, remove_files
 from qmq.storage.types import Hole, SegmentSpan
 
 PREFIX: Final = "checkpoint-"
@@ -112,11 +114,15 @@ class CheckpointClaims:
     last_stored_at_us: int
     partitions: tuple[PartitionClaim, ...]
     subjects: SubjectsClaim
+    #: All of it when it was read; when it is written, without the parts in *state_files*.
     state: dict[str, bytes]
+    state_files: tuple[StatePart, ...] = ()
 
 
 class CheckpointFile(NamedTuple):
-    """One checkpoint as it was read: ``claims`` is set when the state is GOOD."""
+    """One checkpoint as it was read: ``claims`` is set when the state is GOOD; then the reason says which parts of the
+    broker's state are left out, as their files are bad.
+    """
 
     number: int
     state: FileState
@@ -146,15 +152,19 @@ def read_checkpoint(disk: Disk, directory: Path, number: int) -> CheckpointFile:
     if opened.content is None:
         return CheckpointFile(number, opened.state, None, opened.reason)
     try:
-        return CheckpointFile(number, FileState.GOOD, _from_content(opened.content), "")
+        files, wrong = read_files(disk, directory, opened.content.get("state_files", {}))
+        return CheckpointFile(number, FileState.GOOD, _from_content(opened.content, tuple(files)), wrong)
+    except ForeignFile as error:
+        return CheckpointFile(number, FileState.UNKNOWN, None, str(error))
     except (BadBytes, KeyError, TypeError, ValueError) as error:
         return CheckpointFile(number, FileState.ROTTEN, None, f"{path} lacks a field: {error!r}")
 
 
-def write_checkpoint(disk: Disk, directory: Path, claims: CheckpointClaims) -> None:
+def write_checkpoint(disk: Disk, directory: Path, claims: CheckpointClaims, kept_files: set[str] | None = None) -> None:
     """[thread] Write a checkpoint, on disk when this returns, and remove those older than the one before.
 
-    Everything that it claims must be on disk already. Raises StorageFull or StorageFailed; the older checkpoints stay.
+    Of the files with parts of the state only *kept_files* and its own stay (None: all do). Everything that it claims
+    must be on disk already. Raises StorageFull or StorageFailed; the older checkpoints stay.
     """
     content = {
         "number": claims.number,
@@ -183,20 +193,27 @@ def write_checkpoint(disk: Disk, directory: Path, claims: CheckpointClaims) -> N
         },
         "state": claims.state,
     }
+    for file in claims.state_files:
+        file.write(disk, directory)
+    if claims.state_files:
+        content["state_files"] = {file.name: file.claim() for file in claims.state_files}
     buffers = pack_envelope(CHECKPOINT_MAGIC, CHECKPOINT_VERSION, content)
     write_atomically(disk, checkpoint_path(directory, claims.number), buffers)
     for number in list_checkpoints(disk, directory)[KEPT:]:
         with suppress(OSError):  # a file that stays does no harm, and the next checkpoint tries again
             disk.unlink(checkpoint_path(directory, number))
+    if kept_files is not None:
+        remove_files(disk, directory, kept_files | {file.file_name for file in claims.state_files})
 
 
-def _from_content(content: dict[str, Any]) -> CheckpointClaims:
+def _from_content(content: dict[str, Any], files: tuple[StatePart, ...]) -> CheckpointClaims:
     subjects = _subjects(content["subjects"])
     known_bytes = 8 * (subjects.count - subjects.forgotten_count())
     if len(subjects.ends) != known_bytes or len(subjects.firsts) != known_bytes:
         raise ValueError("subjects")
     Gaps.unpack(subjects.gaps)
     state = {str(name): bytes(blob) for name, blob in content["state"].items()}
+    state |= {file.name: file.part for file in files}
     if GROUP_STATE in state:
         GroupClaim.unpack(state[GROUP_STATE])
     return CheckpointClaims(
@@ -208,6 +225,7 @@ def _from_content(content: dict[str, Any]) -> CheckpointClaims:
         partitions=tuple(_partition(partition) for partition in content["partitions"]),
         subjects=subjects,
         state=state,
+        state_files=files,
     )
 
 

@@ -6,7 +6,7 @@ another thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from qmq.storage.message_log.drop import Removals, SubjectRanges
 from qmq.storage.message_log.sparse_index import SegmentIndex
 from qmq.storage.meta.checkpoint import GROUP_STATE, CheckpointClaims, SubjectsClaim, pack_numbers, write_checkpoint
 from qmq.storage.meta.gaps import Gaps
+from qmq.storage.meta.state_files import StatePart, split
 from qmq.storage.meta.subjects import SubjectTable
 from qmq.storage.partition import Partition, SharedState
 from qmq.storage.types import CONSUMER_LOG_NAME
@@ -71,6 +72,8 @@ class Checkpoint:
         self._renew = renew
         self.groups = groups
         self._removals = removals
+        #: The files with parts of the state that the checkpoint before names; None: other ones stay.
+        self.kept_files: set[str] | None = None
         #: The checkpoint of the delay log, written before this one.
         self.before: Checkpoint | None = None
         self.claims = claims
@@ -104,7 +107,7 @@ class Checkpoint:
             except OSError as error:
                 raise failure(error, "sync", directory) from error
         self._renew()
-        write_checkpoint(self._disk, self._directory, self.claims)
+        write_checkpoint(self._disk, self._directory, self.claims, self.kept_files)
         self.groups.clean_up()
         for removals, bases in self._removals:
             removals.clean_up(bases)
@@ -121,8 +124,9 @@ class CheckpointTaker:
         subjects: SubjectTable,
         groups: GroupFiles,
         number: int,
+        state_files: Sequence[StatePart] = (),
     ) -> None:
-        """*number* is the number of the latest checkpoint."""
+        """*number* is the number of the latest checkpoint, *state_files* those of the one that was recovered."""
         self._shared = shared
         self._partitions = shared.partitions
         self._identity = shared.identity
@@ -130,6 +134,10 @@ class CheckpointTaker:
         self._subjects = subjects
         self._groups = groups
         self._number = number
+        self._state_files = list(state_files)
+        #: The files that the last checkpoint of this process names; None before it. And whether there may be others.
+        self._named_files: set[str] | None = None
+        self._may_have_files = bool(state_files)
         #: The directory was removed or replaced.
         self.is_lost = False
         self._claimed_bytes = sum(part.message_log.end for part in self._partitions)
@@ -181,6 +189,8 @@ class CheckpointTaker:
         groups_claim, groups = self._groups.begin_checkpoint()
         self._number += 1
         self._claimed_bytes = sum(part.message_log.end for part in parts)
+        own, self._state_files = split({**state, GROUP_STATE: groups_claim}, self._number, self._state_files)
+        self._may_have_files = self._may_have_files or bool(self._state_files)
         content = CheckpointClaims(
             number=self._number,
             created_at_us=shared.last_stored_at_us if now_us is None else now_us,
@@ -189,9 +199,10 @@ class CheckpointTaker:
             last_stored_at_us=shared.last_stored_at_us,
             partitions=tuple(claims),
             subjects=claim_subjects(table, self._gaps_to_claim()),
-            state={**state, GROUP_STATE: groups_claim},
+            state=own,
+            state_files=tuple(self._state_files),
         )
-        return Checkpoint(
+        checkpoint = Checkpoint(
             shared.disk,
             shared.directory,
             content,
@@ -203,6 +214,9 @@ class CheckpointTaker:
             groups=groups,
             removals=[(part.removals, part.removals.begin_checkpoint()) for part in sound],
         )
+        if self._may_have_files:
+            checkpoint.kept_files = self._named_files
+        return checkpoint
 
     def finish(self, checkpoint: Checkpoint) -> None:
         """Note that ``checkpoint.write`` has succeeded."""
@@ -212,6 +226,10 @@ class CheckpointTaker:
                 part.listed = claim.segments[-1].base
                 part.removals.finish_checkpoint()
             part.claim = claim
+        named = {file.file_name for file in checkpoint.claims.state_files}
+        if self._named_files is not None:
+            self._may_have_files = bool(named or self._named_files)
+        self._named_files = named
         self.taken += 1
         self._claim_numbers(checkpoint.claims.subjects)
         self._groups.finish_checkpoint(checkpoint.groups)

@@ -39,6 +39,7 @@ from qmq.storage.meta.identity import (
     latest,
     read_copies,
 )
+from qmq.storage.meta.state_files import StatePart
 from qmq.storage.meta.subjects import SubjectTable
 from qmq.storage.partition import OpenedPartition
 from qmq.storage.pull_log.kept import PullLogKeep
@@ -74,6 +75,8 @@ class OpenedStore:
     state: dict[str, bytes]
     #: The checkpoint that the state is from; None when there is none.
     state_path: Path | None
+    #: The files with parts of the state that this checkpoint names.
+    state_files: tuple[StatePart, ...]
     last_stored_at_us: int
     report: RecoveryReport
 
@@ -183,6 +186,8 @@ class _Opening:
             self._bad_copy = COPY_NAMES[copies[1].identity is None]
         good = next((file for file in checkpoints if file.claims is not None), None)
         claims = good.claims if good is not None else None
+        if good is not None and good.reason:
+            report.notes.append(f"{good.reason}; the logs are read in its place")
         if good is not None and claims is not None and claims.store_id != identity.store_id:
             raise ForeignFile(
                 f"{checkpoint_path(self._directory, good.number)} belongs to store {claims.store_id.hex()}, this is "
@@ -238,6 +243,7 @@ class _Opening:
             checkpoint_number=number,
             state=state,
             state_path=checkpoint_path(self._directory, claims.number) if claims is not None else None,
+            state_files=claims.state_files if claims is not None else (),
             last_stored_at_us=max(claims.last_stored_at_us if claims is not None else 0, *stamps, 0),
             report=report,
         )

@@ -206,6 +206,8 @@ class _Verification:
                 self._report.fault(path, None, found.reason, "delete it: the one before counts then")
                 continue
             self._report.count("checkpoint", len(read_whole(self._disk, path)), 1)
+            if found.reason:
+                self._report.fault(path, None, found.reason, "nothing: a start reads the logs in its place")
             if age >= KEPT:
                 self._report.note(path, None, "is older than the two that are kept", "nothing: it is deleted")
             problem = _contradiction(found.claims, number, identity)

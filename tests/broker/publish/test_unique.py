@@ -250,6 +250,27 @@ def test_a_text_is_as_free_as_its_message_is_lost(tmp_path: Path, left: str) -> 
     driven.close()
 
 
+@pytest.mark.parametrize("has_file", [True, False])
+def test_many_texts_are_in_a_file_of_their_own_or_read_from_the_log(tmp_path: Path, has_file: bool) -> None:
+    driven = Driven(tmp_path)
+    sender = Sender(driven, b"one")
+    texts = [f"text {number}" for number in range(20_000)]
+    for start in range(0, len(texts), 5_000):
+        sender.send(*texts[start : start + 5_000])
+    driven.checkpoint()
+    (path,) = tmp_path.glob("state-*-unique")
+    sender.send("behind the checkpoint")
+    if not has_file:
+        path.unlink()
+    kill(driven)
+    for start in range(0, len(texts), 5_000):
+        assert all(told.duplicate for told in Sender(driven, b"two").send(*texts[start : start + 5_000]))
+    assert Sender(driven, b"two").send("behind the checkpoint")[0].duplicate
+    assert len(driven.broker.unique_texts) == 20_001
+    driven.checkpoint()  # the one before the last names the file still
+    driven.close()
+
+
 def test_a_failed_write_leaves_its_texts_free(tmp_path: Path) -> None:
     disk = FakeDisk()
     driven = Driven(tmp_path, disk=disk)
