@@ -1,7 +1,7 @@
 """Measure what a unique text costs a send: ``python -m bench.unique``.
 
-Sends with and without one take turns, in one client, to a broker that acknowledges with ``append``; each value is the
-median of the rounds' ratios.
+Sends with and without one take turns, in one client, to a broker of its own; the last two columns are the medians of
+the rounds' ratios.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import qmq
+from qmq import Durability
 from tests.broker_process import broker_process
 
 _BODY: Final = b"x" * 100
@@ -70,11 +71,11 @@ WAYS: Final[dict[str, Way]] = {
 }
 
 
-async def measure(rounds: int) -> dict[tuple[str, str], list[float]]:
+async def measure(rounds: int, durability: Durability) -> dict[tuple[str, str], list[float]]:
     """Return microseconds a message by way and kind, one for each round."""
     found = defaultdict[tuple[str, str], list[float]](list)
     with tempfile.TemporaryDirectory() as directory, broker_process(Path(directory)) as broker:
-        async with qmq.connect(broker.url, durability="append") as client:
+        async with qmq.connect(broker.url, durability=durability) as client:
             for number in range(rounds):
                 for name, way in WAYS.items():
                     for kind in random.sample(KINDS, len(KINDS)):
@@ -88,7 +89,9 @@ def main() -> None:
     """Print the table."""
     parser = ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=10)
-    found = asyncio.run(measure(parser.parse_args().rounds))
+    parser.add_argument("--durability", choices=("append", "flush"), default="append")
+    arguments = parser.parse_args()
+    found = asyncio.run(measure(arguments.rounds, arguments.durability))
     print(f"{'100 B, microseconds a message':<30}{'plain':>8}{'key':>8}{'unique':>8}{'by plain':>10}{'by key':>8}")
     for name in WAYS:
         plain, key, unique = (found[name, kind] for kind in KINDS)

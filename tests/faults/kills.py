@@ -91,7 +91,7 @@ class Load:
         self.arrival = asyncio.Event()
         self.followed: list[Message] = []
         self.shared: list[Message] = []
-        kinds = (self.in_turn, self.in_flight, self.many, self.unawaited)
+        kinds = (self.in_turn, self.in_flight, self.many, self.unawaited, self.once)
         #: At least one that sends many at once, and a few more.
         self.producers = [self.in_flight, *chance.choices(kinds, k=chance.randrange(1, 6))]
         self._sizes = chance.choice(((12, 100), (12, 100, 100, 3_000, 30_000), (100, 3_000), (20, 30_000)))
@@ -142,6 +142,26 @@ class Load:
                 await client.drain()
             await client.flush()
             self.ledger.acknowledged(entries, [None] * len(entries))
+
+    async def once(self, client: Client) -> None:
+        """The same message by several sends of two clients, as of programs that start again: it is stored once."""
+        async with qmq.connect(self.url, wait=60, send_timeout=TIMEOUT_S) as other:
+            while not self.ended.is_set():
+                entries = [
+                    self.ledger.open(self.random.choice(SUBJECTS), self.random.choice(self._sizes))
+                    for _ in range(self.random.randrange(1, 20))
+                ]
+                sends = [
+                    one.send(entry.subject, entry.body, unique=f"once {entry.number}", durability=self._durability())
+                    for one in (client, other, client)
+                    for entry in entries
+                ]
+                receipts = await asyncio.gather(*sends)
+                for number, entry in enumerate(entries):
+                    mine = receipts[number :: len(entries)]
+                    assert len({receipt.id for receipt in mine}) == 1, mine
+                    assert [receipt.duplicate for receipt in mine].count(False) == 1, mine
+                    self.ledger.acknowledged([entry], [mine[0]])
 
     async def follow(self, client: Client) -> None:
         """A consumer alone: it remembers over every restart of the broker where it was."""
