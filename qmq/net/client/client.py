@@ -248,10 +248,15 @@ class Client:
         if unique is not None:
             self._accumulator.check_unique()
             hashed = hash_of(unique)
-            if plain and durability is None and type(body) is bytes and not self._accumulator.unfinished:
-                alone = self._brokers.send_unique_now(subject, body, hashed)
-                if alone is not None:
-                    return await alone
+            if plain and durability is None and type(body) is bytes:
+                if self._accumulator.unfinished:
+                    joined = self._brokers.ready().create_future()
+                    if self._accumulator.add_unique(subject, body, hashed, self._flush, joined):
+                        return await joined
+                else:
+                    alone = self._brokers.send_unique_now(subject, body, hashed)
+                    if alone is not None:
+                        return await alone
             header = with_unique(header, hashed)
         flush = self._flush if durability is None else is_flush(durability)
         body = body_of(body)

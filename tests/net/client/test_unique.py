@@ -113,6 +113,20 @@ async def test_the_longest_texts_are_taken(tmp_path: Path) -> None:
             assert (first.duplicate, again.duplicate) == (False, True)
 
 
+async def test_sends_at_once_join_one_batch_and_are_checked_each(tmp_path: Path) -> None:
+    async with running(tmp_path, max_message_bytes="8 KiB") as broker, qmq.connect(broker.url) as client:
+        sends = [client.send("a", b"%d" % number, unique=f"text-{number % 20}") for number in range(40)]
+        sends += [client.send("a", bytes(8 << 10), unique="large"), client.send("b", b"", unique="text-0")]
+        sends += [client.send("a", b"k", key="k", unique="text-1"), client.send("a", b"plain")]
+        *found, large, other, keyed, plain = await asyncio.gather(*sends, return_exceptions=True)
+        assert isinstance(large, qmq.MessageTooLarge)
+        receipts = [receipt for receipt in (*found, other, keyed, plain) if isinstance(receipt, qmq.Receipt)]
+        assert len(receipts) == 43
+        assert [receipt.duplicate for receipt in receipts] == [False] * 20 + [True] * 20 + [False, True, False]
+        assert len({receipt.id for receipt in receipts}) == 22
+        assert await bodies_in(client, "a") == [*(b"%d" % number for number in range(20)), b"plain"]
+
+
 async def test_a_broker_of_an_older_version_gets_no_unique_texts() -> None:
     async with scripted_broker() as broker, qmq.connect(broker.url) as client:
         for send in (

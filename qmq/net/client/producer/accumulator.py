@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qmq.errors import MessageTooLarge, QueueFull
-from qmq.format.build import NO_HEADER, AnyHeader, MessageHeader, full_header, sizes_of_headers
+from qmq.format.build import NO_HEADER, SHORT_KEY_OVERHEAD, AnyHeader, MessageHeader, full_header, sizes_of_headers
 from qmq.format.layout import LANE_NORMAL, LANE_ORDERED, MAX_RUNS, RUN_SIZE
 from qmq.names import check_subject
 from qmq.net.client.producer.batch import (
@@ -192,6 +192,35 @@ class Accumulator:
         bodies = run.bodies
         self._open_waiters.append((run, len(bodies), 0, waiter))
         bodies.append(body)
+        return True
+
+    def append_unique(self, subject: str, body: bytes, unique: bytes, flush: bool) -> OutgoingRun | None:
+        """Append a message that has a unique text, of that hash, and nothing else, to the open run that got the last
+        such message, if that is of its subject and durability and has room; return the run.
+        """
+        if (known := self._unique_run) is None:
+            return None
+        last, last_flush, batch, run = known
+        size = len(body) + SHORT_KEY_OVERHEAD + len(unique) + MESSAGE_OVERHEAD
+        if last != subject or last_flush is not flush or run.headers is None or size > self._free_bytes:
+            return None
+        if batch.size + size > self._batch_bytes:
+            return None
+        self._settle()
+        run.headers.append(unique)
+        run.bodies.append(body)
+        batch.size += size
+        self._queued_bytes += size
+        self._measure_room()
+        return run
+
+    def add_unique(self, subject: str, body: bytes, unique: bytes, flush: bool, waiter: Waiter) -> bool:
+        """Do as ``append_unique``, with a waiter; return False, with nothing changed, where there is no such run."""
+        run = self.append_unique(subject, body, unique, flush)
+        if run is None:
+            return False
+        assert self._unique_run is not None
+        self._unique_run[2].waiters.append((run, len(run.bodies) - 1, 0, waiter))
         return True
 
     def append_nowait(self, subject: str, body: bytes, header: MessageHeader, flush: bool) -> int:
