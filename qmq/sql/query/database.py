@@ -179,8 +179,8 @@ class Result:
         self._ended = threading.Event()
         # DuckDB computes rows without a look at signals, so a thread waits for them.
         self._thread = threading.Thread(target=self._compute, name="qmq-sql", daemon=True)
-        self._thread.start()
         try:
+            self._thread.start()
             #: The columns.
             self.schema: pa.Schema = self._next()
         except BaseException:
