@@ -24,6 +24,7 @@ from qmq_spark.read import Wanted
 from tests.archive.archives import archive
 from tests.archive.orders import rows_in, write_orders
 from tests.archive.test_keys import write as write_keys
+from tests.certificates import over_tls
 from tests.spark.parquet import archives as parquet
 from tests.spark.parquet.archives import write_days
 from tests.storage.stores import damage
@@ -399,6 +400,16 @@ def test_a_token_that_may_not_read_logs_searches_below_its_prefix(
             assert result(database, "SELECT count(*) FROM messages") == [(5,)]
             assert result(database, "SELECT count(*) FROM messages WHERE key = 'k'") == [(5,)]
             assert len(result(database, f"{query} LIKE 'shop.%' AND key = 'k'")) == 5
+
+
+def test_a_broker_by_tls(tmp_path: Path) -> None:
+    with over_tls(tmp_path / "tls") as files, qmq.testing.broker(**files.settings) as broker:
+        assert broker.url.startswith("qmqs://")
+        with qmq.connect_sync() as client:
+            client.send("mail", b"1", key="k")
+        with QueryDatabase(server=broker.url) as database:
+            assert result(database, "SELECT subject FROM messages") == [("mail",)]  # from the log
+            assert result(database, "SELECT subject FROM messages WHERE key = 'k'") == [("mail",)]
 
 
 def test_a_broker_that_is_away_is_said_at_once() -> None:
