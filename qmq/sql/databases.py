@@ -120,7 +120,7 @@ def driver_connection(engine: sa.Engine) -> Iterator[Any]:
         raw.invalidate()
 
 
-def listener_of(engine: sa.Engine | AsyncEngine) -> Callable[[Callable[[], None]], Listener] | None:
+def listener_of(engine: sa.Engine | AsyncEngine) -> Callable[[Callable[[], object]], Listener] | None:
     """Return what makes a listener for *engine*; None for a database that tells nothing."""
     if isinstance(engine, AsyncEngine) or engine.dialect.driver not in ("psycopg", "psycopg2"):
         return None
@@ -234,12 +234,9 @@ class AsyncEngineDatabase:
         """Do nothing: the engine belongs to the program."""
 
 
-def database_of(url: str) -> tuple[RelayDatabase, sa.Engine | AsyncEngine]:
-    """Return the database at a URL of SQLAlchemy, and its engine. Raises InvalidOption, MissingExtra."""
-    engine = engine_of(url)
-    if isinstance(engine, AsyncEngine):
-        return AsyncEngineDatabase(engine), engine
-    return EngineDatabase(engine), engine
+def database_of(engine: sa.Engine | AsyncEngine) -> RelayDatabase:
+    """Return the database of an engine, for one relay."""
+    return AsyncEngineDatabase(engine) if isinstance(engine, AsyncEngine) else EngineDatabase(engine)
 
 
 def engine_of(url: str) -> sa.Engine | AsyncEngine:

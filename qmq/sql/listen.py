@@ -20,7 +20,7 @@ _AGAIN_S: Final = 5.0
 class Listener:
     """A thread with a connection of its own that waits for notifications. Use it in a ``with`` block."""
 
-    def __init__(self, connect: Callable[[], AbstractContextManager[Any]], wake: Callable[[], None]) -> None:
+    def __init__(self, connect: Callable[[], AbstractContextManager[Any]], wake: Callable[[], object]) -> None:
         """*connect* opens a connection of psycopg or psycopg2; *wake* is called in the thread."""
         self._connect = connect
         self._wake = wake

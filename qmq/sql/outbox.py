@@ -19,10 +19,9 @@ from sqlalchemy.orm import Session
 from qmq import Client, Duration, SyncClient
 from qmq.durations import seconds_of
 from qmq.errors import InvalidOption, UsageError
-from qmq.sql.databases import AsyncEngineDatabase, EngineDatabase, lacks_tables
+from qmq.sql.databases import database_of, lacks_tables
 from qmq.sql.guests import GuestRelay
 from qmq.sql.listen import CHANNEL
-from qmq.sql.relay import RelayDatabase
 from qmq.sql.rows import NOTIFY_EVERY_S, Body, OutboxOptions, new_row, new_transaction
 
 _MARK: Final = "qmq_outbox"
@@ -149,7 +148,7 @@ class Outbox:
                 return
             if self._is_closed:
                 raise UsageError("the outbox is closed; make another one")
-            guest = self._guests[engine] = GuestRelay(client, partial(_database_of, given), self._keep)
+            guest = self._guests[engine] = GuestRelay(client, partial(database_of, given), self._keep)
             _guests.setdefault(engine, weakref.WeakSet()).add(guest)
 
     def close(self) -> None:
@@ -179,10 +178,6 @@ class Outbox:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         await self.aclose()
-
-
-def _database_of(engine: sa.Engine | AsyncEngine) -> RelayDatabase:
-    return AsyncEngineDatabase(engine) if isinstance(engine, AsyncEngine) else EngineDatabase(engine)
 
 
 def _connection_of(tx: object) -> sa.Connection:

@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack
 from typing import Final, NamedTuple
 
 from qmq import connect
 from qmq.errors import DatabaseFailed, InvalidOption, StorageFailed
 from qmq.sql.metrics import metrics_text, serving_metrics
-from qmq.sql.relay import HOLD_S, ClientSender, Relay, RelayDatabase
+from qmq.sql.relay import HOLD_S, ClientSender, Relay, RelayCounts, RelayDatabase
 
 log = logging.getLogger("qmq.sql")
 
+#: Relays in one process.
+RELAYS: Final = 2
 #: A relay waits for its broker until it is stopped.
 _FOREVER_S: Final = 1e9
 _LEAST_LEASE_S: Final = 5 * HOLD_S
@@ -33,14 +35,15 @@ class RelayOptions(NamedTuple):
 
 
 async def serve(
-    database: RelayDatabase,
+    databases: Sequence[RelayDatabase],
     options: RelayOptions,
     *,
-    listener: Callable[[Callable[[], None]], AbstractContextManager[object]] | None = None,
+    listener: Callable[[Callable[[], object]], AbstractContextManager[object]] | None = None,
     on_ready: Callable[[str], None],
 ) -> int:
-    """Send rows until SIGTERM or Ctrl-C; return how many were sent. *listener* makes what wakes the relay. *on_ready*
-    is called with the address of the metrics, or "", once a broker has answered.
+    """Send rows until SIGTERM or Ctrl-C; return how many were sent. *databases* are the same one, by a connection each:
+    while one relay waits for the database, another one waits for the broker. *listener* makes what wakes them.
+    *on_ready* is called with the address of the metrics, or "", once a broker has answered.
 
     Raises InvalidOption, DatabaseFailed if the database is not as it must be, and StorageFailed if it cannot listen.
     """
@@ -50,29 +53,33 @@ async def serve(
         )
     address = None if options.metrics_listen is None else _address_of(options.metrics_listen)
     client = connect(options.server, name="qmq-outbox", wait=_FOREVER_S)
-    relay = Relay(
-        database, ClientSender(client, HOLD_S), lease=options.lease, poll=options.poll, keep=options.keep,
-        remembered=options.unique_for / 2,
-    )  # fmt: skip
-    await relay.check()
+    counts = RelayCounts()
+    relays = [
+        Relay(
+            database, ClientSender(client, HOLD_S), lease=options.lease, poll=options.poll, keep=options.keep,
+            remembered=options.unique_for / 2, cleans=not number, counts=counts,
+        ) for number, database in enumerate(databases)
+    ]  # fmt: skip
+    await relays[0].check()
     this, is_connected = asyncio.current_task(), False
 
     def stop() -> None:
         log.info("stopping")
         if is_connected:
-            relay.stop()
+            for relay in relays:
+                relay.stop()
         elif this is not None:
             this.cancel()
 
     async def metrics() -> str:
         try:
-            backlog = await relay.backlog()
+            backlog = await relays[0].backlog()
         except DatabaseFailed:
             backlog = None
-        return metrics_text(relay.counts, backlog)
+        return metrics_text(counts, backlog)
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop)
+    for kind in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(kind, stop)
     async with AsyncExitStack() as stack:
         where = ""
         if address is not None:
@@ -87,11 +94,16 @@ async def serve(
             return 0  # it is stopped before a broker has answered
         is_connected = True
         if listener is not None:
-            stack.enter_context(listener(relay.wake))
+
+            def wake() -> None:
+                for relay in relays:
+                    relay.wake()
+
+            stack.enter_context(listener(wake))
         on_ready(where)
-        await relay.run()
-    log.info("%d rows were sent", relay.counts.sent)
-    return relay.counts.sent
+        await asyncio.gather(*(relay.run() for relay in relays))
+    log.info("%d rows were sent", counts.sent)
+    return counts.sent
 
 
 def _address_of(listen: str) -> tuple[str, int]:

@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 import qmq
 from qmq.errors import QmqError
 from qmq.sql import Inbox, Outbox
-from qmq.sql.databases import database_of, listener_of
+from qmq.sql.databases import database_of, engine_of, listener_of
 from qmq.sql.relay import ClientSender, Relay
 
 GROUP = "chaos"
@@ -96,7 +96,8 @@ def relay(url: str, server: str) -> None:
     _begin()
 
     async def main() -> None:
-        database, engine = database_of(url)
+        engine = engine_of(url)
+        database = database_of(engine)
         listener = listener_of(engine)
         async with qmq.connect(server, wait=3_600, send_timeout=5) as client:
             sending = Relay(database, ClientSender(client, HOLD_S), lease=LEASE_S, poll=0.05)

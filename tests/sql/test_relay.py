@@ -23,7 +23,7 @@ from qmq.errors import (
     StorageFull,
 )
 from qmq.sql import Outbox, shards
-from qmq.sql.databases import EngineDatabase, database_of
+from qmq.sql.databases import EngineDatabase
 from qmq.sql.relay import ClientSender, Relay, SyncClientSender
 from qmq.sql.rows import SHARDS, OutboxRow
 from qmq.sql.shards import Executor, Owner, RowOutcomes
@@ -340,6 +340,29 @@ async def test_what_could_not_be_noted_is_noted_and_not_sent_again(sqlite: sa.En
 # Errors
 
 
+async def test_of_rows_that_go_by_one_call_only_the_bad_one_is_parked(sqlite: sa.Engine, broker_url: str) -> None:
+    with sqlite.begin() as tx:
+        for number in range(3):
+            outbox.send(tx, "by-one-call", b"%d" % number, key=str(number))
+        outbox.send(tx, "by-one-call", bytes(5 << 20), key="large")
+        for number in range(3, 6):
+            outbox.send(tx, "by-one-call", b"%d" % number, order_key="o", keys=["a", "b"])
+        outbox.send(tx, "by-one-call", b"6", order_key="o", tags=["eu"])
+        tx.exec_driver_sql("UPDATE qmq_outbox SET shard = 3")
+    async with qmq.connect(broker_url) as client:
+        assert await Relay(EngineDatabase(sqlite), ClientSender(client, 60)).drain()
+        async with client.subscribe("by-one-call", group="by-one-call") as consumer:
+            found = [(message.body, message.keys, message.order_key) async for message in taking(consumer, 7)]
+    assert sorted(found) == [
+        *((b"%d" % number, (str(number),), None) for number in range(3)),
+        *((b"%d" % number, ("a", "b"), "o") for number in range(3, 6)),
+        (b"6", (), "o"),
+    ]
+    with sqlite.connect() as connection:
+        (parked,) = shards.parked_rows(executor_of(connection), 10)
+    assert parked.reason.startswith("message_too_large: ")
+
+
 def refused(error: qmq.QmqError) -> SendFailed:
     return SendFailed("1 message was not sent", [SendFailure(0, "shop.order", None, error, "refused")])
 
@@ -469,9 +492,8 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 async def test_tables_that_do_not_fit_are_refused(database: Database) -> None:
-    relay_database, engine = database_of(database.url)
-    assert isinstance(engine, sa.Engine)
-    relay = Relay(relay_database, RecordingSender())
+    engine = sa.create_engine(database.url)
+    relay = relay_of(engine, RecordingSender())
     with pytest.raises(DatabaseFailed, match="make the tables"):
         await relay.check()
     engine_with_tables(database).dispose()

@@ -87,17 +87,18 @@ def relay(
     """
     log_to_stderr(log_format, log_level)  # type: ignore[arg-type]  # one of the choices
     with needing_extra("sql", "qmq outbox"):
-        from qmq.sql.databases import database_of, listener_of
-        from qmq.sql.serve import RelayOptions, serve
+        from qmq.sql.databases import database_of, engine_of, listener_of
+        from qmq.sql.serve import RELAYS, RelayOptions, serve
 
-        database, engine = database_of(db)
+        engine = engine_of(db)
+        databases = [database_of(engine) for _ in range(RELAYS)]
 
     def ready(metrics: str) -> None:
         echo_ready(f"ready, metrics on {metrics}" if metrics else "ready", "qmq.sql")
         log.info("sending the outbox of %s to %s", engine.url.render_as_string(hide_password=True), server)
 
     options = RelayOptions(server, poll, keep, lease, unique_for, metrics_listen)
-    run(serve(database, options, listener=listener_of(engine), on_ready=ready))
+    run(serve(databases, options, listener=listener_of(engine), on_ready=ready))
 
 
 @outbox.command(short_help="Show what waits, and what was refused.")
@@ -182,8 +183,8 @@ def retry(ids: tuple[int, ...], takes_all: bool, db: str, as_json: bool) -> None
 
 async def _in_database(db: str, action: Callable[[Executor], T]) -> T:
     with needing_extra("sql", "qmq outbox"):
-        from qmq.sql.databases import database_of
+        from qmq.sql.databases import database_of, engine_of
 
-        database, _ = database_of(db)
+        database = database_of(engine_of(db))
     async with database.connect(_LEASE_S) as connection:
         return await connection.run(action)

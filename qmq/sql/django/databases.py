@@ -151,7 +151,7 @@ def _driver_connection(using: str) -> Iterator[Any]:
         connection.close()
 
 
-def listener_of(using: str) -> Callable[[Callable[[], None]], Listener] | None:
+def listener_of(using: str) -> Callable[[Callable[[], object]], Listener] | None:
     """Return what makes a listener for a database; None for one that tells nothing."""
     if connections[using].vendor != "postgresql":
         return None

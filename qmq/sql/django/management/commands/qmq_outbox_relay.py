@@ -12,7 +12,7 @@ from qmq import log_to_stderr
 from qmq.durations import seconds_of
 from qmq.errors import QmqError
 from qmq.sql.django.databases import DjangoDatabase, listener_of
-from qmq.sql.serve import RelayOptions, serve
+from qmq.sql.serve import RELAYS, RelayOptions, serve
 
 
 class Command(BaseCommand):  # type: ignore[misc]  # Django has no types
@@ -39,7 +39,12 @@ class Command(BaseCommand):  # type: ignore[misc]  # Django has no types
             times = {name: seconds_of(f"--{name}", options[name]) for name in ("poll", "keep", "lease", "unique_for")}
             chosen = RelayOptions(server=options["server"], metrics_listen=options["metrics_listen"], **times)
             asyncio.run(
-                serve(DjangoDatabase(using), chosen, listener=listener_of(using), on_ready=self._ready),
+                serve(
+                    [DjangoDatabase(using) for _ in range(RELAYS)],
+                    chosen,
+                    listener=listener_of(using),
+                    on_ready=self._ready,
+                ),
             )
         except QmqError as error:
             raise CommandError(str(error)) from error
