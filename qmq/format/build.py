@@ -19,7 +19,7 @@ from crc32c import crc32c
 from qmq.errors import InvalidOption, MessageTooLarge
 from qmq.format.batch import FEW, parse_header, stored_table
 from qmq.format.hashing import HASH_FOR_ZERO, Folds, check_of, checks_of, hash_bytes, tag_bits
-from qmq.format.lanes import lane_of_key_hash
+from qmq.format.lanes import lane_of_key_hash, priority_lane_of
 from qmq.format.layout import (
     BATCH_HEADER,
     BATCH_HEADER_SIZE,
@@ -137,7 +137,7 @@ def make_header(
     order_key: str | None = None,
 ) -> MessageHeader:
     """Pack keys, tags, properties and order key into a message header. A key that is given twice is packed once. *lane*
-    is that of the message's priority; an order key has a lane of its own.
+    is that of the message's priority; with an order key, the lane of both is made.
 
     Raises InvalidOption for values that are not text and for keys that are empty, over 1,024 bytes or more than 16,
     MessageTooLarge when the header is over 65,535 bytes.
@@ -157,7 +157,7 @@ def make_header(
                 return tuple.__new__(MessageHeader, (_MAP[1] + packed, 0, hashed, 0, 0, more_keys, lane))
             parts = bool(packed)
         if order_key is not None:
-            raw, lane = _order_key_part(order_key)
+            raw, lane = _order_key_part(order_key, lane)
             packed += raw
             parts += 1
         if tags:
@@ -196,7 +196,7 @@ def with_unique(header: MessageHeader, unique: bytes) -> MessageHeader:
     return tuple.__new__(MessageHeader, (packed, *header[1:]))
 
 
-def _order_key_part(order_key: str) -> tuple[bytes, int]:
+def _order_key_part(order_key: str, priority_lane: int) -> tuple[bytes, int]:
     """Return the packed order key of a header, and its lane."""
     raw = str.encode(order_key)
     if not 0 < len(raw) <= MAX_KEY_BYTES:
@@ -204,7 +204,7 @@ def _order_key_part(order_key: str) -> tuple[bytes, int]:
             f"an order key has 1 to {MAX_KEY_BYTES:,} bytes as UTF-8, not {len(raw):,} as {order_key[:_SHOWN]!r}; "
             "leave an empty one out"
         )
-    return _ORDER_KEY + bytes(_PACK((order_key,))), lane_of_key_hash(hash_bytes(raw))
+    return _ORDER_KEY + bytes(_PACK((order_key,))), lane_of_key_hash(hash_bytes(raw), priority_lane)
 
 
 @lru_cache(1_024)
@@ -278,7 +278,8 @@ def headers_of(
         elif key is None:
             headers.append(shared)
         else:
-            headers.append(make_header(key, tags, properties, deliver_at, expire_at, lane, order_key))
+            priority_lane = priority_lane_of(lane)
+            headers.append(make_header(key, tags, properties, deliver_at, expire_at, priority_lane, order_key))
     return headers
 
 
@@ -296,8 +297,10 @@ def ordered_headers_of(
     properties: dict[str, str] | None,
     deliver_at: int,
     expire_at: int,
+    lane: int,
 ) -> list[AnyHeader]:
-    """Return the headers of *count* messages with these order keys, one for each; for *keys* see ``headers_of``.
+    """Return the headers of *count* messages with these order keys, one for each, and the priority that has *lane*; for
+    *keys* see ``headers_of``.
 
     Raises InvalidOption, also for another count of either, and MessageTooLarge.
     """
@@ -309,7 +312,7 @@ def ordered_headers_of(
     if keys is None and not (tags or properties or deliver_at or expire_at) and count and are_short_keys(order_keys):
         return list(map(str.encode, order_keys))
     return [
-        make_header(key, tags, properties, deliver_at, expire_at, LANE_NORMAL, order_key)
+        make_header(key, tags, properties, deliver_at, expire_at, lane, order_key)
         for key, order_key in zip(repeat(None) if keys is None else keys, order_keys, strict=False)
     ]
 
@@ -691,13 +694,17 @@ def name_runs(subjects: Sequence[str], lanes: Sequence[int] | None) -> NamedRuns
     return NamedRuns(list(names), indexes, lanes)
 
 
-def full_header(header: AnyHeader, has_unique: bool = False) -> MessageHeader:
-    """Return the header for which a short key, an order key or the hash of a unique text stands."""
+def full_header(header: AnyHeader, has_unique: bool = False, priority_lane: int = LANE_NORMAL) -> MessageHeader:
+    """Return the header for which a short key, an order key of messages of that priority, or the hash of a unique text
+    stands.
+    """
     if type(header) is MessageHeader:
         return header
     if has_unique and type(header) is bytes:
         return with_unique(NO_HEADER, header)
-    return make_header(header) if type(header) is str else make_header(order_key=bytes(header).decode())  # type: ignore[arg-type]
+    if type(header) is str:
+        return make_header(header)
+    return make_header(lane=priority_lane, order_key=bytes(header).decode())  # type: ignore[arg-type]
 
 
 def _of_short_order_keys(

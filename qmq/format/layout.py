@@ -134,12 +134,15 @@ RUN_DTYPE: Final = np.dtype(
     ]
 )
 MAX_RUNS: Final = 65_535
-#: The lane of a run: the priority of its messages, or LANE_ORDERED | slot of messages with an order key, whose hash
-#: modulo ORDER_SLOTS is the slot. A subject number stands for a subject and a lane.
+#: The lane of a run: the priority of its messages. For messages with an order key it is the sum of their slot, which is
+#: the key's hash modulo ORDER_SLOTS, and of LANE_ORDERED, or what stands there for another priority. A subject number
+#: stands for a subject and a lane.
 LANE_NORMAL: Final = 0
 LANE_HIGH: Final = 1
 LANE_LOW: Final = 2
 LANE_ORDERED: Final = 0x1000
+LANE_ORDERED_HIGH: Final = 0x2000
+LANE_ORDERED_LOW: Final = 0x3000
 ORDER_SLOTS: Final = 4_096
 #: Flag of a run: its messages were restored from an archive.
 RUN_REPLAYED: Final = 1 << 0

@@ -219,7 +219,7 @@ def _stored(fields: MessageFields) -> Run:
     if fields.json is not None:
         body = json_module.dumps(fields.json, separators=(",", ":")).encode()
         properties.setdefault("content-type", "application/json")
-    lane = lane_of(fields.priority, fields.order_key)
+    lane = lane_of(fields.priority)
     keys = either_of(fields.key, fields.keys)
     header = make_header(keys, fields.tags, properties, lane=lane, order_key=fields.order_key)
     where = MessageId(os.urandom(6), 0, int.from_bytes(os.urandom(5), "little"))

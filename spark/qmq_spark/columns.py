@@ -14,14 +14,13 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from qmq.errors import BadBatch
-from qmq.format.lanes import priority_of
+from qmq.format.lanes import priority_lanes_of, priority_of
 from qmq.format.layout import (
     BATCH_HEADER_SIZE,
     HAS_CREATED_AT,
     HAS_ORIGIN_ID,
     HAS_SOURCE,
     LANE_LOW,
-    LANE_NORMAL,
     MESSAGE_ID_SIZE,
     RUN_SIZE,
 )
@@ -102,9 +101,8 @@ class MessageColumns:
         return pa.array(self._repeated(self._heads.runs["lane"].astype(np.int32)))
 
     def priority(self) -> pa.Array:
-        """Return the priorities: those of messages with an order key are normal."""
-        lanes = self._heads.runs["lane"].astype(np.int32)
-        codes = np.where(lanes <= LANE_LOW, lanes, LANE_NORMAL)
+        """Return the priorities."""
+        codes = priority_lanes_of(self._heads.runs["lane"])
         return pa.array([priority_of(lane) for lane in range(LANE_LOW + 1)]).take(pa.array(self._repeated(codes)))
 
     def partition(self) -> pa.Array:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from qmq.format.layout import LANE_HIGH, LANE_LOW, LANE_NORMAL, LANE_ORDERED
+from qmq.format.layout import LANE_HIGH, LANE_LOW, LANE_NORMAL, LANE_ORDERED, LANE_ORDERED_HIGH, LANE_ORDERED_LOW
 
 HIGH: Final = 0
 NORMAL: Final = 1
 LOW: Final = 2
-_RANKS: Final = {LANE_HIGH: HIGH, LANE_LOW: LOW}
+_RANKS: Final = {LANE_HIGH: HIGH, LANE_LOW: LOW, LANE_ORDERED_HIGH: HIGH, LANE_ORDERED_LOW: LOW}
 
-Slot = int  # its lane, in all subjects
+Slot = int
 
 
 class Message(NamedTuple):
@@ -24,18 +24,18 @@ class Message(NamedTuple):
 
     @property
     def rank(self) -> int:
-        """Its priority, the highest first. A message with an order key has the normal one."""
-        return _RANKS.get(self.lane, NORMAL)
+        """Its priority, the highest first."""
+        return _RANKS.get(self.kind, NORMAL)
 
     @property
     def slot(self) -> Slot | None:
         """The slot of its order key; None without one."""
-        return self.lane if self.lane >= LANE_ORDERED else None
+        return self.lane & 0xFFF if self.lane >= LANE_ORDERED else None
 
     @property
     def kind(self) -> int:
-        """Its kind of lanes: one for each priority, and one for all slots."""
-        return min(self.lane, LANE_ORDERED)
+        """Its kind of lanes: one for each priority, and one for all slots of each priority."""
+        return self.lane if self.lane < LANE_ORDERED else self.lane & 0xF000
 
 
 class Log:

@@ -86,7 +86,7 @@ ONE_RUN_LIES: dict[str, tuple[Callable[[memoryview], object], str]] = {
     "a mark": (lambda view: set_header(view, mark=b"12345678"), "only the store makes the mark"),
     "a subject that is not there": (lambda view: set_run(view, 0, subject=1), "run 0 is not valid"),
     "a lane that is none": (lambda view: set_run(view, 0, lane=3), "run 0 is not valid"),
-    "a slot past the last one": (lambda view: set_run(view, 0, lane=0x2000), "run 0 is not valid"),
+    "a slot past the last one": (lambda view: set_run(view, 0, lane=0x4000), "run 0 is not valid"),
     "a run flag": (lambda view: set_run(view, 0, flags=1), "run 0 is not valid"),
     "a reserved run field": (lambda view: set_run(view, 0, reserved=1), "run 0 is not valid"),
     "a run that begins later": (lambda view: set_run(view, 0, offset=1), "run 0 is not valid"),
@@ -170,7 +170,7 @@ RUNS_LIES: dict[str, tuple[Callable[[memoryview], object], str]] = {
     "a subject that is not there": (lambda view: set_run(view, 1, subject=3), "a subject that the table does not have"),
     "a subject twice": (lambda view: set_run(view, 1, subject=0), "two runs of one batch have the same subject"),
     "a lane that is none": (lambda view: set_run(view, 2, lane=0xFFF), "neither a priority nor a slot"),
-    "a slot past the last one": (lambda view: set_run(view, 2, lane=0x2000), "neither a priority nor a slot"),
+    "a slot past the last one": (lambda view: set_run(view, 2, lane=0x4000), "neither a priority nor a slot"),
     "a subject and lane twice": (
         lambda view: (set_run(view, 0, subject=0, lane=1), set_run(view, 1, subject=0, lane=1)),
         "the same subject and lane",

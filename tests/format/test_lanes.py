@@ -11,12 +11,24 @@ from qmq.format.build import RunContent, build_batch, cut_batch, make_header
 from qmq.format.copies.due import cut_due, join_singles, single_of
 from qmq.format.copies.for_group import Origin, copied_batch, private_batch
 from qmq.format.copies.restored import restored_batches
-from qmq.format.lanes import are_known, is_known, kind_of, lane_of_key_hash, priority_of
+from qmq.format.lanes import (
+    ORDERED_KINDS,
+    are_known,
+    is_known,
+    kind_of,
+    kinds_of,
+    lane_of_key_hash,
+    priority_lane_of,
+    priority_lanes_of,
+    priority_of,
+    slot_of,
+)
 from qmq.format.layout import (
     LANE_HIGH,
     LANE_LOW,
     LANE_NORMAL,
     LANE_ORDERED,
+    LANE_ORDERED_LOW,
     ORDER_SLOTS,
     ORDINAL_SIZE,
     RUN_SIZE,
@@ -108,12 +120,17 @@ def test_new_numbers_go_by_the_table_and_by_the_runs_of_a_batch_with_lanes() -> 
 
 
 def test_lanes_are_priorities_and_slots() -> None:
-    known = {LANE_NORMAL, LANE_HIGH, LANE_LOW, *range(LANE_ORDERED, LANE_ORDERED + ORDER_SLOTS)}
+    known = {LANE_NORMAL, LANE_HIGH, LANE_LOW, *range(LANE_ORDERED, LANE_ORDERED_LOW + ORDER_SLOTS)}
     assert {lane for lane in range(1 << 16) if is_known(lane)} == known
     assert set(np.flatnonzero(are_known(np.arange(1 << 16, dtype=np.uint16))).tolist()) == known
-    assert {kind_of(lane) for lane in known} == {LANE_NORMAL, LANE_HIGH, LANE_LOW, LANE_ORDERED}
-    assert [priority_of(lane) for lane in (0, 1, 2, LANE_ORDERED | 9)] == ["normal", "high", "low", "normal"]
-    assert {lane_of_key_hash(number << 7) for number in range(1 << 12)} <= known
+    assert {kind_of(lane) for lane in known} == {LANE_NORMAL, LANE_HIGH, LANE_LOW, *ORDERED_KINDS}
+    lanes = np.array(sorted(known), np.uint16)
+    assert kinds_of(lanes).tolist() == [kind_of(lane) for lane in lanes.tolist()]
+    assert priority_lanes_of(lanes).tolist() == [priority_lane_of(lane) for lane in lanes.tolist()]
+    assert [priority_of(lane) for lane in (0, 1, 2)] == ["normal", "high", "low"]
+    assert [priority_of(kind | 9) for kind in ORDERED_KINDS] == ["normal", "high", "low"]
+    assert {lane_of_key_hash(number << 7, LANE_LOW) for number in range(1 << 12)} <= known
+    assert slot_of(lane_of_key_hash(7, LANE_HIGH)) == slot_of(lane_of_key_hash(7)) == 7
 
 
 def test_two_runs_of_a_subject_need_two_lanes() -> None:

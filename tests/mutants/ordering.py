@@ -212,8 +212,8 @@ OF_ORDER: Final = (
     ),
     Mutant(
         "keep the order of a key over subjects",
-        "_SlotChooser._note_others",
-        always("not self._own"),
+        "_SlotChooser.may_take",
+        always("self.kind is None and not self._own"),
         _SUBJECTS,
     ),
     Mutant(

@@ -16,7 +16,7 @@ from qmq.broker.ports.effects import Administered, Effect, PulledMessages, Refus
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.errors import InvalidOption
 from qmq.format.ids import MessageId
-from qmq.format.layout import LANE_HIGH, LANE_LOW, LANE_NORMAL, LANE_ORDERED
+from qmq.format.layout import LANE_HIGH, LANE_LOW, LANE_NORMAL, LANE_ORDERED, LANE_ORDERED_HIGH, LANE_ORDERED_LOW
 from tests.broker.harness import Driven, batch_of, runs_of_answer
 from tests.fake_disk import Operation
 from tests.sim.disk import SimulatedDisk
@@ -38,7 +38,10 @@ SUBJECTS: Final = ("a.x", "a.y", "b")
 #: Group, what it follows, its consumers.
 GROUPS: Final[tuple[tuple[str, tuple[str, ...], int], ...]] = (("g", ("",), 3), ("h", ("a.",), 2), ("i", ("a.x",), 1))
 #: The lanes of batches: priorities, and the slots of some order keys.
-LANES: Final = (LANE_NORMAL, LANE_NORMAL, LANE_HIGH, LANE_LOW, *(LANE_ORDERED | slot for slot in (1, 1, 2, 3, 4_095)))
+LANES: Final = (
+    LANE_NORMAL, LANE_NORMAL, LANE_HIGH, LANE_LOW, *(LANE_ORDERED | slot for slot in (1, 1, 2, 3, 4_095)),
+    LANE_ORDERED_HIGH | 1, LANE_ORDERED_LOW | 1, LANE_ORDERED_LOW | 2,
+)  # fmt: skip
 _ALL: Final = 1_000_000
 #: The wall clock is never wrong by more.
 _MOST_SET_US: Final = 3_500_000

@@ -37,7 +37,7 @@ from qmq.errors import Fenced, InvalidOption
 from qmq.format.build import RunContent, make_header
 from qmq.format.hashing import tag_bits
 from qmq.format.ids import MessageId
-from qmq.format.layout import LANE_HIGH, LANE_LOW, LANE_NORMAL, LANE_ORDERED
+from qmq.format.layout import LANE_HIGH, LANE_LOW, LANE_NORMAL, LANE_ORDERED, LANE_ORDERED_HIGH, LANE_ORDERED_LOW
 from qmq.names import takes
 from qmq.net.protocol.types import RESENT_BIT, Disposition
 from tests.broker.find.test_resend import resend
@@ -57,7 +57,13 @@ LANES: Final = {
     "plain": (LANE_NORMAL,),
     "priorities": (LANE_NORMAL, LANE_HIGH, LANE_LOW),
     "keys": (LANE_NORMAL, *(LANE_ORDERED | slot for slot in (0, 1, 2, 4_095))),
-    "all": (LANE_NORMAL, LANE_HIGH, LANE_LOW, *(LANE_ORDERED | slot for slot in (0, 1, 7))),
+    "all": (
+        LANE_NORMAL,
+        LANE_HIGH,
+        LANE_LOW,
+        *(LANE_ORDERED | slot for slot in (0, 1, 7)),
+        *(kind | slot for kind in (LANE_ORDERED_HIGH, LANE_ORDERED_LOW) for slot in (0, 7)),
+    ),
 }
 CALLS: Final = (
     *["send"] * 8, *["pull"] * 16, *["ack"] * 8, *["nack"] * 4, *["release"] * 2, *["reject"] * 2, *["fail"] * 2,
@@ -399,7 +405,8 @@ class Law:
                 if one.slot == message.slot and other is not session:
                     raise AssertionError(f"{message} comes although {one} is with another consumer")
         waiting = [one for retry in waiting_of(self.driven, ledger_of(self.driven)) for one in retry.messages]
-        earlier = [one for one in waiting if one.slot == message.slot and one.sequence < message.sequence]
+        places = self.log.places
+        earlier = [one for one in waiting if one.slot == message.slot and places[one] < places[message]]
         assert not earlier, f"{message} comes although {earlier} are to come again"
 
     def ack(self, session: Session, numbers: list[int]) -> None:

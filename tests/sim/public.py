@@ -133,14 +133,13 @@ class History:
             b"%d" % number, b"%d." % number + b"x" * chance.choice((100, 2_000)), b'{"n":%d}' % number, b""
         ))  # fmt: skip
         order_key = chance.choice(ORDER_KEYS) if has["order keys"] and chance.random() < 0.6 else None
-        is_usual = order_key is not None or not has["priorities"]
         return Sent(
             number=number,
             subject=chance.choice(SUBJECTS),
             body=body,
             key=str(number) if not body or number % 7 == 0 or chance.random() < 0.3 else None,
             tags=tuple(tag for tag in TAGS if chance.random() < 0.4) if has["tags"] else (),
-            priority="normal" if is_usual else chance.choice(("low", "normal", "high")),
+            priority=chance.choice(("low", "normal", "high")) if has["priorities"] else "normal",
             order_key=order_key,
             expires=has["expiry"] and chance.random() < 0.3,
             delay=chance.choice((0.001, 0.01, 0.03)) if has["delays"] and chance.random() < 0.3 else None,

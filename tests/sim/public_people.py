@@ -214,7 +214,7 @@ def _options(sent: Sent) -> dict[str, Any]:
     named: dict[str, Any] = {
         "tags": list(sent.tags) or None, "properties": sent.properties or None, "unique": sent.unique
     }  # fmt: skip
-    if sent.order_key is None and sent.priority != "normal":
+    if sent.priority != "normal":
         named["priority"] = sent.priority
     if sent.expires:
         named["expires_in"] = EXPIRES_IN[sent.number % len(EXPIRES_IN)]

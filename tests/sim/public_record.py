@@ -80,11 +80,11 @@ class Sent:
         return None if self.id is None or self.order_key is None else (self.id[:12], lane_of(self.order_key))
 
     @property
-    def place(self) -> tuple[str, str, str | int] | None:
+    def place(self) -> tuple[str, str, str] | None:
         """Broker, subject and lane, in which its sequence is one of a row; None while they are not known."""
         if self.id is None:
             return None
-        return self.id[:12], self.subject, lane_of(self.order_key) if self.order_key else self.priority
+        return self.id[:12], self.subject, f"{lane_of(self.order_key) if self.order_key else 0} {self.priority}"
 
     def __repr__(self) -> str:
         return f"message {self.number} ({self.subject} {self.order_key or self.priority} {self.sequence} {self.tags})"

@@ -18,6 +18,7 @@ from qmq.broker.ports.effects import (
     Unsubscribed,
 )
 from qmq.errors import Fenced, QmqError
+from qmq.format.lanes import slot_of
 from qmq.format.layout import LANE_ORDERED
 from qmq.format.pieces import read_answer
 from qmq.net.client.consumer.in_flight import DispositionOwner, InFlightWindow
@@ -222,7 +223,7 @@ class Worker:
         assert self.in_flight is not None
         had = []
         for run in self.in_flight.number(runs, [field for one in answer.ranges for field in one]):
-            slot = run.lane if run.lane >= LANE_ORDERED else None
+            slot = slot_of(run.lane) if run.lane >= LANE_ORDERED else None
             for sequence, body in enumerate(run.bodies(), run.delivery_sequence):
                 message = int(bytes(body).rstrip(b"."))
                 assert any(run.subject.startswith(prefix) for prefix in self.prefixes), run.subject

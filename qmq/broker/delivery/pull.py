@@ -20,7 +20,6 @@ from qmq.broker.ports.effects import Acked, Effect, HandedBack
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.broker.ports.rights import Rights
 from qmq.errors import InvalidOption, Overloaded, QmqError
-from qmq.format.layout import LANE_ORDERED
 from qmq.storage.store import ColdRead, NotInMemory, Store
 
 
@@ -313,7 +312,7 @@ class Delivery:
                 continue
             has_none = too_few is not None and not too_few.ready
             base = subject_filter.base or subject_filter
-            has_slots = LANE_ORDERED in base.lanes  # others may have more of these
+            has_slots = base.has_slots  # others may have more of these
             if has_none and has_slots:
                 continue
             if has_none or not self._has_more(subject_filter):

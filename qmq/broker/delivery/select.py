@@ -30,7 +30,8 @@ from qmq.broker.groups.settings import ResolvedSettings
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.errors import QmqError, StorageError
 from qmq.format.batch import COLUMN_BYTES, EntryRow
-from qmq.format.layout import ENTRY_HAS_SOURCE, LANE_ORDERED
+from qmq.format.lanes import ORDERED_KINDS
+from qmq.format.layout import ENTRY_HAS_SOURCE, LANE_NORMAL
 from qmq.format.pieces import StoredBatch
 from qmq.format.source import MOST_SOURCE_BYTES
 from qmq.net.protocol.types import AT_MOST_ONCE
@@ -152,21 +153,23 @@ class PullSelection:
         if subject_filter.exact:
             self._take_exact(subject_filter)
             return
-        if subject_filter.kind == LANE_ORDERED:
-            self._take_ordered()
+        if subject_filter.kind in ORDERED_KINDS:
+            self._take_ordered(subject_filter.kind)
         elif len(subject_filter.row_cursors) == 1:
             self._take_at_cursor(subject_filter)
         else:
             self._take_at_cursors(subject_filter)
 
-    def _take_ordered(self) -> None:
+    def _take_ordered(self, kind: int) -> None:
         ledger, subscription = self._group.ledger, self.subscription
         if ledger is None or ledger.order is None or subscription is None:
             return
         if self._scan is None:
+            for followed in self._group.filters.values():  # messages for other consumers may have to come first
+                followed.find_lanes(self._store)
             known = self._group.scan
             self._scan = known.copy() if isinstance(known, OrderedScan) else OrderedScan(self._group, self._store)
-        self._scan.take(self, ledger.order, subscription, ledger.consumers_there())
+        self._scan.take(self, ledger.order, kind, subscription, ledger.consumers_there())
 
     def take_ordered(self, partitions: npt.NDArray[np.int64], rows: Rows) -> int:
         """Choose from rows of slots, in order; return how many have no messages left."""
@@ -770,14 +773,16 @@ class RankWalk:
         self._due = due
         self._has_ended = False
         self._ranked: list[list[SubjectFilter]] = [[] for _ in range(RANKS)]
-        has_slots = False
+        chosen = set[int]()
         for base in subscription.in_turn():
             for one in base.with_lanes():
-                if one.kind != LANE_ORDERED or not has_slots:  # the slots of all subjects are chosen from at once
-                    self._ranked[rank_of(one.kind or 0)].append(one)
-                    has_slots = has_slots or one.kind == LANE_ORDERED
+                kind = one.kind or LANE_NORMAL
+                if kind not in chosen:  # the slots of all subjects are chosen from at once
+                    self._ranked[rank_of(kind)].append(one)
+                    chosen |= {kind}.intersection(ORDERED_KINDS)
         if subscription.begins_with_order_keys:
-            self._ranked[NORMAL].sort(key=lambda one: one.kind != LANE_ORDERED)
+            for filters in self._ranked:
+                filters.sort(key=lambda one: one.kind not in ORDERED_KINDS)
         selection.subscription = subscription
 
     @property
@@ -785,12 +790,22 @@ class RankWalk:
         return self._has_ended or self._selection.full
 
     def choose(self, max_count: int) -> None:
-        """Choose up to *max_count* messages."""
+        """Choose up to *max_count* messages. Where the choice has only passed some, others of their order keys and of
+        higher priority may be the next ones now.
+        """
+        selection, passed = self._selection, -1
+        while not selection.count and selection.passed != passed and not self._is_over:
+            passed = selection.passed
+            self._walk(max_count)
+
+    def _walk(self, max_count: int) -> None:
         coming = min(self._share.coming(HIGH), max_count)
         if coming and not self._take_lower(coming) and not self._is_over:
             self._share.none_wait(HIGH)
+        self._selection.left_slots = False
         self._take(HIGH, max_count)
-        self._take_lower(max_count)
+        if not self._selection.left_slots:  # others may have these, and they are ready
+            self._take_lower(max_count)
 
     def _take_lower(self, most: int) -> int:
         """Choose up to *most* messages of normal and low priority; return how many."""
@@ -800,7 +815,7 @@ class RankWalk:
             if not taken and not self._is_over:
                 self._share.none_wait(NORMAL)
         taken += self._take(NORMAL, most - taken)
-        if self._selection.left_slots:  # these have normal priority, and are ready
+        if self._selection.left_slots:  # others may have these, and they are ready
             return taken
         return taken + self._take(LOW, most - taken)
 

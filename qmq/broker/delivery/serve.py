@@ -21,7 +21,7 @@ from qmq.broker.ports.commands import Pull
 from qmq.broker.ports.effects import Buffer, Effect, PulledMessages, Refused, failed
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.errors import InternalError, QmqError, StorageError
-from qmq.format.layout import LANE_LOW
+from qmq.format.layout import LANE_LOW, LANE_ORDERED_LOW
 from qmq.net.protocol.types import AT_MOST_ONCE
 from qmq.storage.store import NotInMemory, Store
 
@@ -43,6 +43,8 @@ _PASSED: Final = TooFew(0)
 #: How often one pull passes over redeliveries that no longer exist, within one turn.
 _MOST_PASSED: Final = 16
 #: Globals, since looking up a member of an enum is slow.
+#: The kinds of lanes with low priority.
+_LOW_KINDS: Final = (LANE_LOW, LANE_ORDERED_LOW)
 _FRESH: Final = MessageKind.FRESH
 _AGAIN: Final = MessageKind.AGAIN
 #: The most bytes of an answer that is read while everybody waits.
@@ -201,7 +203,7 @@ class PullServer:
         """Count messages that were handed out, by rank, for the share of lower priorities."""
         ledger = subscription.group.ledger
         if ledger is not None and any(by_rank):
-            has_low = any(LANE_LOW in base.lanes for base in subscription.filters)
+            has_low = any(not base.lanes.keys().isdisjoint(_LOW_KINDS) for base in subscription.filters)
             subscription.group.share.note_handed(by_rank, ledger.settings.priority_share, has_low=has_low)
 
     def _wake_freed(self, subscription: Subscription) -> None:

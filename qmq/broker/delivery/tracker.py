@@ -24,7 +24,7 @@ from qmq.broker.journal.record_types import MOST_RANGES_A_RECORD, MessageRange, 
 from qmq.broker.ports.commands import DispositionRange, Heartbeat, Now, Pull, Subscribe
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.errors import InternalError, InvalidOption
-from qmq.format.layout import ENTRY_DTYPE, LANE_ORDERED, MAX_DELAY_SHOWN, MAX_DELAY_US
+from qmq.format.layout import ENTRY_DTYPE, MAX_DELAY_SHOWN, MAX_DELAY_US
 from qmq.net.protocol.types import BROADCAST, DISPOSITIONS, RELIABLE, ConsumerState
 from qmq.storage.store import Store
 
@@ -322,7 +322,7 @@ class DeliveryTracker:
             return
         if group.ledger.order is None:
             subscription.find_lanes(self._store)
-            if not any(LANE_ORDERED in base.lanes for base in subscription.filters):
+            if not any(base.has_slots for base in subscription.filters):
                 return
             use_order(self._store, group)
         assert group.ledger.order is not None

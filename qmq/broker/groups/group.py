@@ -29,8 +29,15 @@ from qmq.broker.journal.record_types import MessageRange
 from qmq.broker.ports.commands import Pull, Subscribe
 from qmq.errors import InvalidOption, StorageError
 from qmq.format.batch import EntryRow
-from qmq.format.lanes import kind_of
-from qmq.format.layout import LANE_HIGH, LANE_LOW, LANE_NORMAL, LANE_ORDERED
+from qmq.format.lanes import ORDERED_KINDS, SLOT_BITS, kind_of
+from qmq.format.layout import (
+    LANE_HIGH,
+    LANE_LOW,
+    LANE_NORMAL,
+    LANE_ORDERED,
+    LANE_ORDERED_HIGH,
+    LANE_ORDERED_LOW,
+)
 from qmq.format.private import is_private
 from qmq.names import takes
 from qmq.net.protocol.types import RELIABLE
@@ -69,10 +76,13 @@ class OrderScan(Protocol):
         """Return whether there may be messages that were not handed out."""
 
 
-#: The kinds of lanes, by their codes in the number of a filter: see ``SubjectFilter.ordinal``.
-LANE_KINDS: Final = (LANE_NORMAL, LANE_HIGH, LANE_LOW, LANE_ORDERED)
+#: The codes of the kinds of lanes in the number of a filter: see ``SubjectFilter.ordinal``.
+KIND_CODES: Final = {
+    LANE_NORMAL: 0, LANE_HIGH: 4, LANE_LOW: 8, LANE_ORDERED: 12, LANE_ORDERED_HIGH: 13, LANE_ORDERED_LOW: 14,
+}  # fmt: skip
+KINDS_BY_CODE: Final = {code: kind for kind, code in KIND_CODES.items()}
 #: The bits of a filter's number below the code of its kind of lanes.
-ORDINAL_BITS: Final = 13
+ORDINAL_BITS: Final = 11
 _ORDINALS: Final = 1 << ORDINAL_BITS
 
 
@@ -83,7 +93,7 @@ class SubjectFilter:
         self, group: Group, prefix: str, start: StartRule, row_cursors: list[int], positions: list[int], ordinal: int,
         base: SubjectFilter | None = None, kind: int | None = None,
     ) -> None:  # fmt: skip
-        """*kind* says which lanes it takes, one of LANE_KINDS; None: all. *base* is the prefix's filter of normal
+        """*kind* says which lanes it takes, one of KIND_CODES; None: all. *base* is the prefix's filter of normal
         lanes, None for that itself.
         """
         self.group = group
@@ -100,7 +110,7 @@ class SubjectFilter:
         self.row_cursors = row_cursors  # by partition: the next row to read; unused for an exact subject
         #: By partition, for the checkpoint: a position at or before that row.
         self.positions = positions
-        self.exact = is_exact(prefix) and kind != LANE_ORDERED
+        self.exact = is_exact(prefix) and (kind or 0) < LANE_ORDERED
         #: Its number in its group, from 1 on, with the code of its kind of lanes above ORDINAL_BITS; it never changes.
         self.ordinal = ordinal
         self.number: int | None = None  # the number of an exact subject, once it exists
@@ -155,7 +165,7 @@ class SubjectFilter:
 
     def add_lane(self, kind: int, row_cursors: list[int], positions: list[int]) -> SubjectFilter:
         """Add the filter of another kind of lanes."""
-        ordinal = self.ordinal | LANE_KINDS.index(kind) << ORDINAL_BITS
+        ordinal = self.ordinal | KIND_CODES[kind] << ORDINAL_BITS
         start = self.start
         self.lanes[kind] = added = SubjectFilter(
             self.group, self.prefix, start, row_cursors, positions, ordinal, self, kind
@@ -178,6 +188,15 @@ class SubjectFilter:
         for one in self.with_lanes():
             one.row_cursors[partition] = min(one.row_cursors[partition], log.row_at_position(one.positions[partition]))
         self.group.scan = None
+
+    def with_slots(self) -> Iterator[SubjectFilter]:
+        """Yield the filters of its lanes of order keys."""
+        return (self.lanes[kind] for kind in ORDERED_KINDS if kind in self.lanes)
+
+    @property
+    def has_slots(self) -> bool:
+        """Whether there are subjects with order keys for it."""
+        return not self.lanes.keys().isdisjoint(ORDERED_KINDS)
 
     def first_cursors(self) -> tuple[list[int], list[int]]:
         """Return its row cursors, or those of one of its other lanes where they lie before, and their positions."""
@@ -234,7 +253,7 @@ class SubjectFilter:
 
     def has_more(self, store: Store) -> bool:
         """Return whether there may be messages that it has not handed out."""
-        if self.kind == LANE_ORDERED and self.group.scan is not None:
+        if self.group.scan is not None and self.kind in ORDERED_KINDS:
             return self.group.scan.has_more()
         if not self.exact:
             if len(self.row_cursors) == 1:
@@ -290,7 +309,7 @@ def is_exact(prefix: str) -> bool:
 
 
 def _of_kind(lanes: npt.NDArray[np.uint16], kind: int) -> npt.NDArray[np.bool_]:
-    found: npt.NDArray[np.bool_] = lanes >= kind if kind == LANE_ORDERED else lanes == kind
+    found: npt.NDArray[np.bool_] = lanes == kind if kind < LANE_ORDERED else (lanes | SLOT_BITS) == kind | SLOT_BITS
     return found
 
 
@@ -384,7 +403,7 @@ class Group:
     def filter_of(self, ordinal: int) -> SubjectFilter | None:
         """Return the filter with that number, also an ended one; None if the record of it is lost."""
         subject_filter = self._by_ordinal.get(ordinal % _ORDINALS)
-        kind = LANE_KINDS[ordinal >> ORDINAL_BITS]
+        kind = KINDS_BY_CODE.get(ordinal >> ORDINAL_BITS, LANE_NORMAL)
         if subject_filter is None or kind == LANE_NORMAL:
             return subject_filter
         known = subject_filter.lanes.get(kind)
@@ -476,12 +495,13 @@ class Group:
     ) -> npt.NDArray[np.uint64]:
         """Do as ``started`` for subjects with order keys, whichever prefix takes them."""
         for base in self.filters.values():
-            start, ordered = base.start, base.lanes.get(LANE_ORDERED)
-            if ordered is None or start.kind != "sequence" or not start.value or cursors.all():
+            start = base.start
+            if start.kind != "sequence" or not start.value or cursors.all():
                 continue
-            matches = ordered.matches(store)
-            assert matches is not None  # these are some lanes only
-            cursors[(cursors == 0) & (numbers < start.subjects) & matches[numbers]] = start.value
+            for ordered in base.with_slots():
+                matches = ordered.matches(store)
+                assert matches is not None  # these are some lanes only
+                cursors[(cursors == 0) & (numbers < start.subjects) & matches[numbers]] = start.value
         return cursors
 
     def is_changed(self) -> bool:

@@ -11,12 +11,12 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from qmq.broker.groups.group import LANE_KINDS, ORDINAL_BITS, Group, SubjectFilter
+from qmq.broker.groups.group import KIND_CODES, KINDS_BY_CODE, ORDINAL_BITS, Group, SubjectFilter
 from qmq.broker.journal.record_types import MessageRange
 from qmq.errors import StorageError
 from qmq.format.batch import EntryRow, made
-from qmq.format.lanes import kind_of
-from qmq.format.layout import LANE_ORDERED, MAX_RUNS
+from qmq.format.lanes import kind_of, kinds_of
+from qmq.format.layout import LANE_NORMAL, MAX_RUNS
 from qmq.storage.store import NotInMemory, Store
 
 #: ``MessageRange.log`` is a subject's number below this, and a partition from here on.
@@ -35,8 +35,8 @@ _MOST_PREFIXES: Final = 8
 _FEW_RANGES: Final = 4
 
 #: What ``log_of_lane`` adds to a partition, by kind of lanes.
-_LOGS_OF_KINDS: Final = np.full(LANE_ORDERED + 1, PARTITIONS, np.int64)
-_LOGS_OF_KINDS[list(LANE_KINDS)] = [PARTITIONS + (number << _KIND_SHIFT) for number in range(len(LANE_KINDS))]
+_LOGS_OF_KINDS: Final = np.full(max(KIND_CODES) + 1, PARTITIONS, np.int64)
+_LOGS_OF_KINDS[list(KIND_CODES)] = [PARTITIONS + (code << _KIND_SHIFT) for code in KIND_CODES.values()]
 #: Makes a range of its fields, in a third of the time of a call of the class.
 _MAKE_RANGE: Final = partial(tuple.__new__, MessageRange)
 
@@ -238,7 +238,7 @@ def _ranges(partition: int, rows: Rows, subject_filter: npt.NDArray[np.bool_]) -
     positions, runs, lanes = rows["position"], rows["run"], rows["lane"]
     first_lanes = lanes[heads]
     if first_lanes.any():
-        logs = _LOGS_OF_KINDS[np.minimum(first_lanes, LANE_ORDERED)] + partition
+        logs = _LOGS_OF_KINDS[kinds_of(first_lanes)] + partition
     else:
         logs = np.full(len(heads), PARTITIONS + partition, np.int64)
     columns = (logs, positions[heads], runs[heads], np.zeros(len(heads), np.int64), totals, positions[tails - 1])
@@ -254,7 +254,7 @@ def _subject_filter(rows: Rows) -> npt.NDArray[np.bool_]:
     adjacent &= positions[1:] == positions[:-1] + rows["batch_size"][:-1]
     same |= adjacent
     if (lanes := rows["lane"]).any():
-        kinds = np.minimum(lanes, LANE_ORDERED)
+        kinds = kinds_of(lanes)
         same &= kinds[1:] == kinds[:-1]
     return same
 
@@ -285,10 +285,10 @@ def prefix_of(messages: MessageRange) -> int:
 
 
 def lane_kind_of(store: Store, messages: MessageRange) -> int:
-    """Return the kind of lanes of a range's messages, one of LANE_KINDS."""
+    """Return the kind of lanes of a range's messages, one of KIND_CODES."""
     if messages.log < PARTITIONS:
         return kind_of(store.subjects.lane(messages.log))
-    return LANE_KINDS[messages.log - PARTITIONS >> _KIND_SHIFT]
+    return KINDS_BY_CODE.get(messages.log - PARTITIONS >> _KIND_SHIFT, LANE_NORMAL)
 
 
 def parts_of(store: Store, group: Group, messages: MessageRange) -> MessageParts:

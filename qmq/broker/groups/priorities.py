@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from qmq.format.lanes import priority_lane_of
 from qmq.format.layout import LANE_HIGH, LANE_LOW
 
 HIGH: Final = 0
@@ -20,10 +21,11 @@ _EPSILON: Final = 1e-6
 
 
 def rank_of(lane: int) -> int:
-    """Return the rank of a lane's messages: HIGH first; messages with an order key have the normal one."""
-    if lane == LANE_HIGH:
+    """Return the rank of a lane's messages: HIGH first."""
+    priority = priority_lane_of(lane)
+    if priority == LANE_HIGH:
         return HIGH
-    return LOW if lane == LANE_LOW else NORMAL
+    return LOW if priority == LANE_LOW else NORMAL
 
 
 class PriorityShare:

@@ -122,14 +122,13 @@ def draft_of(line: bytes, defaults: InputMessage) -> InputMessage:
 
 
 def _lane(fields: dict[str, Any], defaults: InputMessage) -> tuple[Priority | None, str | None]:
-    """Return priority and order key. ``consume`` prints the priority of messages with an order key, too: it is the
-    normal one.
-    """
+    """Return priority and order key."""
     priority: Priority | None = fields.get("priority")
     order_key = _text(fields, "order_key")
-    if order_key is not None or defaults.order_key is not None:
-        return None if priority == "normal" else priority, defaults.order_key if order_key is None else order_key
-    return (defaults.priority if priority is None else priority), None
+    return (
+        defaults.priority if priority is None else priority,
+        defaults.order_key if order_key is None else order_key,
+    )
 
 
 def _time(fields: dict[str, Any]) -> float | datetime | None:

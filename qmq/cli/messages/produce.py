@@ -93,7 +93,7 @@ def produce(
     """Send BODY as a message to SUBJECT; without BODY each line of stdin. Print how many were acknowledged.
 
     With --json a line is an object with body or body_base64 and, optionally, subject, key or keys, tags, properties,
-    priority or order_key, unique, expires_in and delay (seconds, or a text such as 30m) or deliver_at (a time such as
+    priority, order_key, unique, expires_in and delay (seconds, or a text such as 30m) or deliver_at (a time such as
     2027-01-31T12:00:00Z, or seconds since 1970), which override the options; blank lines are ignored. It takes what
     `qmq consume --json` prints.
 
@@ -131,7 +131,7 @@ def produce(
         hash_of(unique)
     defaults = InputMessage(subject or "", b"", *fields, delay, None, expires_in, priority, order_key, unique)
     # Raises if an option is wrong, before a connection is made.
-    make_header(texts, words, properties, lane=lane_of(priority, order_key), order_key=order_key)
+    make_header(texts, words, properties, lane=lane_of(priority), order_key=order_key)
     if body is not None:
         sent = run(_send_one(server, durability, defaults._replace(body=os.fsencode(body))))
         repeated = f"; it was sent before, and is stored as {sent.id}" if sent.duplicate else ""

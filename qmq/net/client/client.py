@@ -31,7 +31,7 @@ from qmq.format.build import (
     with_unique,
 )
 from qmq.format.ids import MessageId
-from qmq.format.layout import LANE_ORDERED
+from qmq.format.lanes import ordered_kind_of
 from qmq.format.unique import hash_of
 from qmq.names import check_prefix
 from qmq.net.client.admin.admin import Admin
@@ -243,7 +243,7 @@ class Client:
         header = NO_HEADER
         if not plain:
             expire_at = 0 if expires_in is None else expire_at_of(expires_in)
-            lane = lane_of(priority, order_key)
+            lane = lane_of(priority)
             header = make_header(either_of(key, keys), tags, properties, due, expire_at, lane, order_key)
         if unique is not None:
             self._accumulator.check_unique()
@@ -295,14 +295,14 @@ class Client:
         flush = self._flush if durability is None else is_flush(durability)
         packed = bodies_of(bodies)
         times = deliver_at_of(delay, deliver_at), expire_at_of(expires_in)
-        lane = lane_of(priority, order_key if order_keys is None else order_keys)
+        lane = lane_of(priority)
         header = make_header(None, tags, properties, *times, lane, order_key)
         headers: Sequence[AnyHeader] | None = None
         if order_keys is not None:
             if order_key is not None:
                 raise InvalidOption("give either order_key, for all bodies, or order_keys, one for each")
-            headers = ordered_headers_of(order_keys, len(packed), keys, tags, properties, *times)
-            header = header._replace(lane=LANE_ORDERED)
+            headers = ordered_headers_of(order_keys, len(packed), keys, tags, properties, *times, lane)
+            header = header._replace(lane=ordered_kind_of(lane))
         elif keys is not None:
             is_simple = header is NO_HEADER and type(keys) in (list, tuple) and len(keys) == len(packed)
             if is_simple and keys and are_short_keys(keys):
@@ -399,7 +399,7 @@ class Client:
         due = deliver_at_of(delay, deliver_at) if delay is not None or deliver_at is not None else 0
         expire_at = 0 if expires_in is None else expire_at_of(expires_in)
         all_keys = key if keys is None else either_of(key, keys)
-        lane = lane_of(priority, order_key)
+        lane = lane_of(priority)
         header = make_header(all_keys, tags, properties, due, expire_at, lane, order_key)
         if unique is not None:
             self._accumulator.check_unique()

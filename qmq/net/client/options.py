@@ -160,20 +160,13 @@ _LANES: Final = {
 }  # fmt: skip
 
 
-def lane_of(priority: Priority | None, order_key: object = None) -> int:
-    """Return the lane of a priority; None: the normal one. Raises InvalidOption, also for a priority with an order
-    key.
-    """
+def lane_of(priority: Priority | None) -> int:
+    """Return the lane of a priority; None: the normal one. Raises InvalidOption."""
     if priority is None:
         return LANE_NORMAL
     lane = _LANES.get(priority) if type(priority) in (str, int) else None
     if lane is None:
         raise InvalidOption(f"priority must be 'low', 'normal' or 'high', or 0, 1 or 2, not {priority!r:.80}")
-    if order_key is not None:
-        raise InvalidOption(
-            "give either a priority or an order key: messages with an order key are handed out in the order in which "
-            "they were stored"
-        )
     return lane
 
 

@@ -168,7 +168,7 @@ class SubjectTable:
         self.has_private = False
         #: There are messages with a priority or an order key: some lane is not LANE_NORMAL.
         self.has_lanes = False
-        #: The lanes that exist; LANE_ORDERED stands for all slots.
+        #: The lanes that exist; each of ORDERED_KINDS stands for all of its slots.
         self.lane_kinds: set[int] = set()
         #: How often numbers were forgotten: whoever remembers the number of a name looks again after a change.
         self.generation = 0
@@ -312,7 +312,7 @@ class SubjectTable:
             if others is None:
                 others = self._other_lanes[name] = {}
                 self._lane_names.append(name)
-            if kind != LANE_ORDERED or not any(other >= LANE_ORDERED for other in others):  # priorities are two
+            if kind < LANE_ORDERED or not any(kind_of(other) == kind for other in others):  # priorities are two
                 self._kinds.append((number, name, kind))
             others[lane] = number
             self.has_lanes = True

@@ -16,7 +16,7 @@ from qmq.errors import BadBatch
 from qmq.format.build import RunContent, build_batch, make_header
 from qmq.format.copies.for_group import private_batch
 from qmq.format.copies.restored import numbered, restored_batches
-from qmq.format.layout import LANE_HIGH, LANE_LOW, LANE_NORMAL, LANE_ORDERED
+from qmq.format.layout import LANE_HIGH, LANE_LOW, LANE_NORMAL, LANE_ORDERED, LANE_ORDERED_LOW
 from qmq.net.protocol.types import Disposition
 from qmq.storage import store
 from qmq.storage.store import Store
@@ -118,7 +118,7 @@ def test_a_lane_that_is_none_is_refused(tmp_path: Path) -> None:
     driven.close()
 
 
-UNKNOWN_LANES = (3, 7, 0xFFF, LANE_ORDERED + 4_096, 0xFFFF)
+UNKNOWN_LANES = (3, 7, 0xFFF, LANE_ORDERED_LOW + 4_096, 0xFFFF)
 
 
 def with_lane(batch: bytes | memoryview, lane: int) -> memoryview:

@@ -75,7 +75,10 @@ def test_a_line_that_is_too_long_is_not_kept() -> None:
         ({"body": "x", "keys": ["k", "l"]}, DEFAULTS._replace(body=b"x", keys=["k", "l"])),
         ({"body": "x", "priority": "low"}, DEFAULTS._replace(body=b"x", priority="low")),
         ({"body": "x", "priority": "normal", "order_key": None}, DEFAULTS._replace(body=b"x", priority="normal")),
-        ({"body": "x", "priority": "normal", "order_key": "o"}, DEFAULTS._replace(body=b"x", order_key="o")),
+        (
+            {"body": "x", "priority": "normal", "order_key": "o"},
+            DEFAULTS._replace(body=b"x", priority="normal", order_key="o"),
+        ),
         ({"body": "x", "order_key": "o"}, DEFAULTS._replace(body=b"x", order_key="o")),
         (
             {"body": "x", "keys": ["k", "l"], "key": "k"},

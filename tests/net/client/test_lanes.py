@@ -38,8 +38,13 @@ async def test_all_ways_to_send_keep_priority_and_order_key(tmp_path: Path) -> N
         client.send_nowait("a.c", b"15", priority="low")
         client.send_nowait("a.c", b"16", delay=0.001, order_key="order-1")
         client.send_nowait("a.c", b"17", delay=0.001, priority="high")
+        await client.send("a.b", b"18", priority="high", order_key="order-1")
+        await client.send_many("a.b", [b"19", b"20"], priority="low", order_keys=["order-1", "order-9"])
+        await client.send_many("a.b", [b"21"], priority="low", order_key="order-9", keys=["y"])
+        for number in (22, 23, 24):
+            client.send_nowait("a.b", b"%d" % number, priority="high", order_key="order-9")
         await client.flush()
-        found = [message for _ in range(18) for message in await consumer.pull(1, timeout=10)]
+        found = [message for _ in range(25) for message in await consumer.pull(1, timeout=10)]
         with pytest.raises(qmq.UsageError, match="priority must be"):
             client.send_nowait("a.b", b"", priority="urgent")  # type: ignore[arg-type]
     by_body = {message.body: message for message in found}
@@ -49,11 +54,13 @@ async def test_all_ways_to_send_keep_priority_and_order_key(tmp_path: Path) -> N
         (b"8", "normal", "order-1"), (b"9", "normal", "order-2"), (b"10", "normal", "order-1"),
         (b"11", "normal", "order-2"), (b"12", "normal", "order-1"), (b"13", "normal", "order-3"),
         (b"14", "low", None), (b"15", "low", None), (b"16", "normal", "order-1"), (b"17", "high", None),
+        (b"18", "high", "order-1"), (b"19", "low", "order-1"), (b"20", "low", "order-9"), (b"21", "low", "order-9"),
+        (b"22", "high", "order-9"), (b"23", "high", "order-9"), (b"24", "high", "order-9"),
     ]  # fmt: skip
     assert (by_body[b"3"].key, by_body[b"3"].tags, by_body[b"9"].key) == ("k", ("t",), "y")
     assert by_body[b"9"].properties == {"p": "1"}
     assert [message.body for message in found if message.order_key == "order-1" and message.subject == "a.b"] == [
-        b"3", b"6", b"8", b"10", b"12"
+        b"3", b"6", b"8", b"10", b"12", b"18", b"19"
     ]  # fmt: skip
     assert [receipt.id for receipt in receipts] == [by_body[body].id for body in (b"6", b"7", b"8")]
     assert [receipt.sequence for receipt in receipts] == [by_body[body].sequence for body in (b"6", b"7", b"8")]
@@ -108,8 +115,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"order_key": ["k"]}, r"not \['k'\]"),
     ({"order_key": "\ud800"}, r"an order key must be a str that UTF-8 can hold, not '\\ud800'"),
     ({"order_key": "k" * 300 + "\udfff"}, "an order key must be a str that UTF-8 can hold, not 'kkk"),
-    ({"order_key": "k", "priority": "low"}, "either a priority or an order key"),
-    ({"order_key": "k", "priority": "normal"}, "either a priority or an order key"),
+    ({"order_key": "k", "priority": "urgent"}, "priority must be"),
 ]
 
 
@@ -146,7 +152,7 @@ async def test_wrong_options_are_refused_before_anything_is_sent(options: dict[s
         ({"keys": {"c", "d"}}, "keys must be a list of 2 elements, a key or a list of keys for each body"),
         ({"keys": {"c": 1, "d": 2}}, "keys must be a list of 2 elements, a key or a list of keys for each body"),
         ({"keys": 2}, "keys must be a list of 2 elements, a key or a list of keys for each body, not 2"),
-        ({"order_keys": ["a", "b"], "priority": "low"}, "either a priority or an order key"),
+        ({"order_keys": ["a", "b"], "priority": "lowest"}, "priority must be"),
         ({"order_keys": ["a", "b"], "keys": ["c"]}, "keys must be a list of 2 elements"),
         ({"order_keys": ["a", "b"], "order_key": "c"}, "either order_key, for all bodies, or order_keys"),
         ({"order_keys": ["a", None]}, "order_keys has None"),

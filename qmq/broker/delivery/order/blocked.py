@@ -159,7 +159,7 @@ def _blocked(store: Store, group: Group) -> _Blocked | None:
     is_taken[taken] = True
     followed, may_be_before = np.zeros(subjects.count, np.bool_), np.zeros(subjects.count, np.bool_)
     for base in group.filters.values():
-        if (ordered := base.lanes.get(LANE_ORDERED)) is not None:
+        for ordered in base.with_slots():
             matches = ordered.matches(store)
             assert matches is not None  # these are some lanes only
             followed |= matches[: subjects.count]

@@ -115,7 +115,7 @@ def _origin(store: Store, partition: int, position: int, stored_at_us: int) -> t
 
 def _look_up(store: Store, group: Group, messages: MessageRange) -> list[tuple[int, int, int]] | None:
     """Return the slots of the messages of a range; None where some of its rows cannot be read now."""
-    if lane_kind_of(store, messages) != LANE_ORDERED:
+    if lane_kind_of(store, messages) < LANE_ORDERED:
         is_mixed = messages.log >= PARTITIONS and not prefix_of(messages) and store.subjects.has_lanes
         if not is_mixed:
             return []
@@ -142,7 +142,7 @@ def current_order(store: Store, group: Group) -> OrderSlots | None:
     if ledger.order is None:
         for base in group.filters.values():
             base.find_lanes(store)
-        if not any(LANE_ORDERED in base.lanes for base in group.filters.values()):
+        if not any(base.has_slots for base in group.filters.values()):
             return None
         use_order(store, group)
     assert ledger.order is not None

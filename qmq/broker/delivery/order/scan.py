@@ -8,6 +8,9 @@ them, and looks at these first in the pulls that follow. Beyond that it forgets 
 slot is free again, the scan goes back to its first row and reads on from there, if that is near; if it is far back, it
 finds the slot's rows by their subjects. So a slot that is stuck costs a few bytes, however much waits behind it.
 
+Within a slot the stored order holds, whatever the priorities. A pull for one priority chooses from slots whose next
+message has it, as far as the scan has read and remembers: it looks ahead, but not beyond MOST_PASSED rows.
+
 With several consumers one of them gets the messages of some of the slots only, so that the others find some too. Where
 these have less than the pull waits for, it gets more slots.
 """
@@ -24,7 +27,7 @@ from qmq.broker.delivery.chosen_cursors import ChosenCursors
 from qmq.broker.groups.group import Group, SubjectFilter, Subscription
 from qmq.broker.groups.message_ranges import Rows, chosen_of
 from qmq.broker.groups.order_slots import OrderSlots
-from qmq.format.lanes import SLOT_BITS
+from qmq.format.lanes import SLOT_BITS, kind_of, kinds_of
 from qmq.format.layout import ENTRY_DTYPE, LANE_ORDERED, ORDER_SLOTS
 from qmq.storage.store import Store
 
@@ -72,12 +75,13 @@ class Taker(Protocol):
 
 
 class _Forgotten(NamedTuple):
-    """The rows of a slot that were passed and forgotten: when the first was stored, its subject and the sequence behind
-    it, and by partition the first row that may be one of them.
+    """The rows of a slot that were passed and forgotten: when the first was stored, its subject and kind of lanes, the
+    sequence behind it, and by partition the first row that may be one of them.
     """
 
     stored_at_us: int
     subject: int
+    kind: int
     end: int
     rows: tuple[int, ...]
 
@@ -88,7 +92,8 @@ class OrderedScan:
     def __init__(self, group: Group, store: Store) -> None:
         self._group = group
         self._store = store
-        self._filters = [base.lanes[LANE_ORDERED] for base in group.filters.values() if LANE_ORDERED in base.lanes]
+        self._filters = [ordered for base in group.filters.values() for ordered in base.with_slots()]
+        self._kinds = {subject_filter.kind for subject_filter in self._filters}
         self._chooser: _SlotChooser | None = None
         self._cursors = self._lowest()  # as this set them last
         self._next_rows = list(self._cursors)
@@ -146,11 +151,16 @@ class OrderedScan:
 
     # --- choosing ----------------------------------------------------------------------------------------------------
 
-    def take(self, taker: Taker, order: OrderSlots, subscription: Subscription, consumers: int) -> None:
-        """Choose messages for a consumer, one of *consumers* that are there. Raises NotInMemory and StorageError."""
+    def take(self, taker: Taker, order: OrderSlots, kind: int, subscription: Subscription, consumers: int) -> None:
+        """Choose messages of one priority, by the *kind* of lanes, for a consumer, one of *consumers* that are there.
+        Raises NotInMemory and StorageError.
+        """
         chooser = self._chooser
         if chooser is None:
             chooser = self._chooser = _SlotChooser(self._store, taker.cursors, order, subscription, consumers)
+        chooser.kind = kind if len(self._kinds) > 1 else None
+        if chooser.kind is not None and not self._has_left(kind, chooser):
+            return
         try:
             self._take_some(taker, order, chooser)
             while chooser.left_slots and taker.lacks and not taker.full:
@@ -161,7 +171,19 @@ class OrderedScan:
         finally:
             self._set_cursors()
 
+    def _has_left(self, kind: int, chooser: _SlotChooser) -> bool:
+        """Return whether there may be messages of a kind of lanes that were not handed out."""
+        for subject_filter in self._filters:
+            if subject_filter.kind == kind:
+                matches, subjects = subject_filter.matches(self._store), self._store.subjects
+                assert matches is not None  # these are some lanes only
+                numbers = np.flatnonzero(matches[: subjects.count])
+                if len(numbers) > _MOST_COUNTED or (subjects.ends[numbers] > chooser.cursors.of(numbers)).any():
+                    return True
+        return False
+
     def _take_some(self, taker: Taker, order: OrderSlots, chooser: _SlotChooser) -> None:
+        chooser.begin()
         if self._forgotten:
             self._take_forgotten(taker, chooser)
         if not taker.full and len(self._waits):
@@ -219,7 +241,10 @@ class OrderedScan:
         heads = [self._forgotten[slot] for slot in slots.tolist()]
         subjects = np.array([head.subject for head in heads], np.int64)
         is_done = chooser.cursors.of(subjects) >= np.array([head.end for head in heads], np.uint64)
-        free: list[int] = slots[is_done | chooser.are_own(subjects)].tolist()
+        is_next = chooser.are_own(subjects)
+        if chooser.kind is not None:
+            is_next &= np.array([head.kind for head in heads], np.int64) == chooser.kind
+        free: list[int] = slots[is_done | is_next].tolist()
         return free
 
     def _subjects(self) -> Numbers:
@@ -276,7 +301,8 @@ class OrderedScan:
             if is_left.any():
                 head = rows[int(np.argmax(is_left))]
                 end = int(head["first_sequence"]) + int(head["count"])
-                self._forgotten[slot] = forgotten._replace(subject=int(head["subject"]), end=end)
+                kind = kind_of(int(head["lane"]))
+                self._forgotten[slot] = forgotten._replace(subject=int(head["subject"]), kind=kind, end=end)
                 return False
             if taker.full or not more:
                 return not more
@@ -399,7 +425,8 @@ class OrderedScan:
         for slot, head, firsts in zip(slots.tolist(), index[heads].tolist(), first_rows.tolist(), strict=True):
             first = rows[head]
             end = int(first["first_sequence"]) + int(first["count"])
-            self._forgotten[slot] = _Forgotten(int(first["stored_at_us"]), int(first["subject"]), end, tuple(firsts))
+            subject, kind = int(first["subject"]), kind_of(int(first["lane"]))
+            self._forgotten[slot] = _Forgotten(int(first["stored_at_us"]), subject, kind, end, tuple(firsts))
         self._is_forgotten[slots] = True
         # Also of partitions without such rows: later ones of the slots are passed there, too.
         for partition, row in enumerate(first_rows.min(axis=0).tolist()):
@@ -425,12 +452,15 @@ class _SlotChooser:
         self._more = 1  # for so many more the next time
         #: The consumer may have slots that it does not get, since there was no room for them.
         self.left_slots = False
-        #: Slots whose next message is for consumers that follow other subjects.
+        #: The kind of lanes that the pull chooses from now; None: all, since there is one.
+        self.kind: int | None = None
+        #: Slots whose next message is for consumers that follow other subjects, and those where it is of another kind.
         self._are_others = np.zeros(ORDER_SLOTS, np.bool_)
+        self._are_later = np.zeros(ORDER_SLOTS, np.bool_)
         #: The filters of its own subjects; none where it follows all that its group does.
         self._own = list[SubjectFilter]()
         if len(subscription.filters) < len(subscription.group.filters):
-            self._own = [base.lanes[LANE_ORDERED] for base in subscription.filters if LANE_ORDERED in base.lanes]
+            self._own = [ordered for base in subscription.filters for ordered in base.with_slots()]
         if consumers > 1:
             self._room = self._room_among(subscription, consumers)
             self._granted = np.zeros(ORDER_SLOTS, np.bool_)
@@ -439,10 +469,8 @@ class _SlotChooser:
         """Return how many slots the consumer may have beside its own: its part of those with messages for it."""
         store, held = self._store, self._order.held_by(self._consumer)
         is_active, subjects = held.are_held, store.subjects
-        for base in subscription.filters:
-            if LANE_ORDERED not in base.lanes:
-                continue
-            matches = base.lanes[LANE_ORDERED].matches(store)
+        for ordered in [ordered for base in subscription.filters for ordered in base.with_slots()]:
+            matches = ordered.matches(store)
             assert matches is not None  # these are some lanes only
             numbers = np.flatnonzero(matches[: subjects.count])
             if len(numbers) <= _MOST_COUNTED:
@@ -456,15 +484,33 @@ class _SlotChooser:
         blocked: npt.NDArray[np.bool_] = self._order.blocked(slots) | self._are_others[slots]
         return blocked
 
+    def begin(self) -> None:
+        """Begin to look at the rows that wait, from the first one on."""
+        self._are_others[:] = self._are_later[:] = False
+
     def may_take(self, rows: Rows) -> npt.NDArray[np.bool_]:
         """Return which rows with messages left the consumer gets, asked in the order in which they were stored."""
         slots = rows["lane"] & SLOT_BITS
-        others = self._note_others(rows["subject"], slots)
-        allowed = self.may_have(slots) if others is None else np.zeros(len(slots), np.bool_)
-        if others is not None:
-            before = np.flatnonzero(~others)
-            allowed[before] = self.may_have(slots[before])
+        if self.kind is None and not self._own:
+            return self.may_have(slots)
+        allowed = self._are_next(rows, slots)
+        next_rows = np.flatnonzero(allowed)
+        allowed[next_rows] = self.may_have(slots[next_rows])
         return allowed
+
+    def _are_next(self, rows: Rows, slots: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+        """Return which rows come before all of their slot that are for other consumers, or of another kind."""
+        are_others = ~self.are_own(rows["subject"])
+        are_later = np.zeros(len(rows), np.bool_) if self.kind is None else kinds_of(rows["lane"]) != self.kind
+        stops = np.flatnonzero(are_others | are_later)
+        first = np.full(ORDER_SLOTS, len(rows))
+        np.minimum.at(first, slots[stops], stops)
+        are_known = self._are_others[slots] | self._are_later[slots]
+        are_next: npt.NDArray[np.bool_] = ~are_known & (np.arange(len(rows)) < first[slots])
+        heads = stops[(first[slots[stops]] == stops) & ~are_known[stops]]
+        self._are_others[slots[heads[are_others[heads]]]] = True
+        self._are_later[slots[heads]] = True
+        return are_next
 
     def are_own(self, subjects: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
         """Return which of the subjects, all of which its group follows, the consumer follows."""
@@ -474,17 +520,6 @@ class _SlotChooser:
             assert matches is not None  # these are some lanes only
             are_own |= matches[subjects]
         return are_own
-
-    def _note_others(self, subjects: npt.NDArray[Any], slots: npt.NDArray[Any]) -> npt.NDArray[np.bool_] | None:
-        """Return which rows are for other consumers, or behind such a row in their slot; None: none."""
-        if not self._own:
-            return None
-        others = np.flatnonzero(~self.are_own(subjects))
-        first = np.full(ORDER_SLOTS, len(subjects))
-        np.minimum.at(first, slots[others], others)
-        behind: npt.NDArray[np.bool_] = self._are_others[slots] | (np.arange(len(subjects)) >= first[slots])
-        self._are_others[slots[others]] = True
-        return behind
 
     def may_have(self, slots: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
         """Return of which slots the consumer gets messages, asked in the order in which these were stored."""

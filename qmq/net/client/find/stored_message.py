@@ -137,7 +137,7 @@ def stored_message(run: Run, index: int, broker: str, delayed: MessageId | None 
 def lane_of_stored(message: StoredMessage) -> int:
     """Return the lane of a stored message: that of its order key, or of its priority."""
     if message.order_key is not None:
-        return lane_of_key_hash(hash_bytes(message.order_key.encode()))
+        return lane_of_key_hash(hash_bytes(message.order_key.encode()), PRIORITIES[message.priority])
     return PRIORITIES[message.priority]
 
 

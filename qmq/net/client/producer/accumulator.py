@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from qmq.errors import MessageTooLarge, QueueFull
 from qmq.format.build import NO_HEADER, SHORT_KEY_OVERHEAD, AnyHeader, MessageHeader, full_header, sizes_of_headers
+from qmq.format.lanes import ORDERED_KINDS, priority_lane_of
 from qmq.format.layout import LANE_NORMAL, LANE_ORDERED, MAX_RUNS, RUN_SIZE
 from qmq.names import check_subject
 from qmq.net.client.producer.batch import (
@@ -245,7 +246,7 @@ class Accumulator:
         run.add_ticket(ticket)
         if run.tickets is not None and self._may_cut_short:
             if run.lane != LANE_NORMAL:
-                if run is self._last_ordered and run.headers is not None:
+                if run is self._last_ordered and run.lane == LANE_ORDERED and run.headers is not None:
                     self.ordered[run.subject] = run.bodies, run.tickets, run.headers
             elif run.headers is None:
                 self.plain[run.subject] = run.bodies, run.tickets
@@ -351,8 +352,8 @@ class Accumulator:
         unique: Sequence[str] | None = None,
     ) -> None:  # fmt: skip
         """Add the bodies (at least one) to as few batches as their size allows. *headers*: one for each body, with the
-        times of *header*, and with order keys if that has the lane LANE_ORDERED; without them *header* is that of all.
-        *unique*: the unique texts, whose hashes are in *headers*. Raises as ``add``.
+        times of *header*, and with order keys if that has one of ORDERED_KINDS as lane; without them *header* is that
+        of all. *unique*: the unique texts, whose hashes are in *headers*. Raises as ``add``.
         """
         start, count = 0, len(bodies)
         sizes = np.fromiter(map(len, bodies), np.int64, count)
@@ -367,13 +368,13 @@ class Accumulator:
         if (headers is not None or header is not NO_HEADER) and not header.lane:
             self.plain.pop(subject, None)
         many = ManyWaiter(waiter)
-        has_bound = header.lane == LANE_ORDERED or (unique is not None and header.lane < LANE_ORDERED)
+        has_bound = header.lane in ORDERED_KINDS or (unique is not None and header.lane < LANE_ORDERED)
         if headers is not None and has_bound and self.broker_of is not None:
             texts: Iterable[str | None] = repeat(None) if unique is None else unique
-            for body, one, text in zip(
-                bodies, map(full_header, headers, repeat(unique is not None)), texts, strict=False
-            ):
-                batch, run = self._place(subject, body, one, flush, now, text)  # each may go to another broker
+            lane, has_unique = priority_lane_of(header.lane), unique is not None
+            for body, one, text in zip(bodies, headers, texts, strict=False):  # each may go to another broker
+                full = full_header(one, has_unique, lane)
+                batch, run = self._place(subject, body, full, flush, now, text)
                 batch.waiters.append((run, len(run.bodies) - 1, 1, many.part(1)))
             many.seal()
             return
@@ -461,7 +462,7 @@ class Accumulator:
                 batch = None
             elif run is not None:
                 return batch, run
-        is_ordered = type(name) is tuple and name[1] == LANE_ORDERED
+        is_ordered = type(name) is tuple and name[1] >= LANE_ORDERED
         for other in list(self._open):
             same_order = other.delayed == kind.delayed and other.broker == kind.broker
             before = self._open[other]
@@ -486,7 +487,7 @@ class Accumulator:
         key in another subject: runs lie in the order in which they were begun.
         """
         batch = self._open.get(kind)
-        if type(name) is not tuple or name[1] != LANE_ORDERED or batch is None or len(batch.ordered) < 2:
+        if type(name) is not tuple or name[1] < LANE_ORDERED or batch is None or len(batch.ordered) < 2:
             return
         run = batch.run_of(name)
         if isinstance(run, OrderedRun) and run is not batch.ordered[-1] and not batch.may_follow(run, key_of(header)):

@@ -143,8 +143,8 @@ class OutgoingBatch:
             assert type(name) is tuple
             self.has_lanes = True
             run = LaneRun(name)
-            if name[1] == LANE_ORDERED:
-                run = OrderedRun(name[0])
+            if name[1] >= LANE_ORDERED:
+                run = OrderedRun(name)
                 self.ordered = [*self.ordered, run]
                 self._counted = [*self._counted, 0]
         self.runs[name] = run

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from qmq.format.build import AnyHeader, MessageHeader
 from qmq.format.hashing import hash_bytes
-from qmq.format.layout import LANE_ORDERED, ORDER_SLOTS
+from qmq.format.layout import ORDER_SLOTS
 from qmq.net.client.producer.receipts import OrderedSpan, StoredSpan
 from qmq.net.client.producer.run import LaneRun
 
@@ -27,8 +27,8 @@ class OrderedRun(LaneRun):
 
     __slots__ = ("counts", "lanes", "order")
 
-    def __init__(self, subject: str) -> None:
-        super().__init__((subject, LANE_ORDERED))
+    def __init__(self, name: tuple[str, int]) -> None:
+        super().__init__(name)
         self.order: _Indexes = np.zeros(0, np.int64)
         #: The lane of each run, and its count of messages.
         self.lanes: list[int] = []
@@ -44,7 +44,7 @@ class OrderedRun(LaneRun):
         self.order = order = np.argsort(slots, kind="stable")
         counts = np.bincount(slots, minlength=ORDER_SLOTS)
         found = np.flatnonzero(counts)
-        self.lanes, self.counts = (found | LANE_ORDERED).tolist(), counts[found].tolist()
+        self.lanes, self.counts = (found | self.lane).tolist(), counts[found].tolist()
         if len(headers) == 1:
             return self.bodies, headers
         chosen = itemgetter(*order.tolist())
@@ -75,7 +75,7 @@ class OrderedRun(LaneRun):
         tickets. Their indexes are their places from *start* on.
         """
         assert self.headers is not None
-        part, indexes = OrderedRun(self.subject), self.order[start:stop].tolist()
+        part, indexes = OrderedRun((self.subject, self.lane)), self.order[start:stop].tolist()
         part.count = stop - start
         part.headers = [self.headers[index] for index in indexes]
         part.order = np.arange(part.count)

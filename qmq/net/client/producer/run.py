@@ -10,11 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from qmq.format.build import NO_HEADER, AnyHeader, MessageHeader
-from qmq.format.layout import LANE_NORMAL, LANE_ORDERED
+from qmq.format.lanes import kind_of
+from qmq.format.layout import LANE_NORMAL
 
 #: The sizes of bodies: little-endian u32.
 Sizes = npt.NDArray[np.uint32]
-#: The key of a run in a batch: the subject, and the lane unless it is the normal one; LANE_ORDERED for all slots.
+#: The key of a run in a batch: the subject, and the lane unless it is the normal one; for slots, their kind.
 RunName = str | tuple[str, int]
 
 
@@ -22,7 +23,7 @@ def name_of(subject: str, lane: int) -> RunName:
     """Return the name of the run for messages of a lane."""
     if lane == LANE_NORMAL:
         return subject
-    return subject, lane if lane < LANE_ORDERED else LANE_ORDERED
+    return subject, kind_of(lane)
 
 
 class OutgoingRun:

@@ -214,7 +214,7 @@ class SyncClient:
         elif json is not NO_JSON:
             raise UsageError("give either a body or json, not both")
         times = deliver_at_of(delay, deliver_at), expire_at_of(expires_in)
-        lane = lane_of(priority, order_key)
+        lane = lane_of(priority)
         header = make_header(either_of(key, keys), tags, properties, *times, lane, order_key)
         if unique is not None:
             header = with_unique(header, hash_of(unique))

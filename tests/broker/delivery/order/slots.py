@@ -28,15 +28,16 @@ class Keys(Slots):
         self.numbers = defaultdict(int)
 
     def put(
-        self, *keys: str, subject: str = "a.b", tags: tuple[str, ...] = (), expires_us: int = 0, delay_us: int = 0
-    ) -> list[str]:
+        self, *keys: str, subject: str = "a.b", kind: int = LANE_ORDERED, tags: tuple[str, ...] = (),
+        expires_us: int = 0, delay_us: int = 0,
+    ) -> list[str]:  # fmt: skip
         """Send one message of each key, or priority, each in a batch of its own; return the bodies."""
         sent = []
         for key in keys:
             sent.append(f"{key} {self.numbers[key]}")
             self.numbers[key] += 1
             header = make_header(tags=tags, deliver_at=delay_us, expire_at=expires_us)
-            self.send_runs(RunContent(subject, [sent[-1].encode()], [header], lane_of(key)))
+            self.send_runs(RunContent(subject, [sent[-1].encode()], [header], lane_of(key, kind)))
         return sent
 
     def send_delayed(self, key: str, delay_us: int, subject: str = "a.b") -> Sent:
@@ -107,9 +108,9 @@ class Keys(Slots):
         return said
 
 
-def lane_of(key: str) -> int:
-    """Return the lane of a key, or of a priority."""
-    return PRIORITIES.get(key, LANE_ORDERED | sum(key.encode()) % 4_096)
+def lane_of(key: str, kind: int = LANE_ORDERED) -> int:
+    """Return the lane of a key, of one of ORDERED_KINDS, or of a priority."""
+    return PRIORITIES.get(key, kind | sum(key.encode()) % 4_096)
 
 
 def answered(said: list[Effect]) -> dict[int, list[str]]:

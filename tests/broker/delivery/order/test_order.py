@@ -16,6 +16,7 @@ from qmq.broker.ports.commands import Ack, Administer, DispositionRange, HandBac
 from qmq.broker.ports.effects import Acked, Administered, HandedBack, PulledMessages, Refused, Subscribed
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.format.build import RunContent, make_header
+from qmq.format.lanes import ORDERED_KINDS
 from qmq.format.layout import LANE_HIGH, LANE_ORDERED
 from qmq.net.protocol.types import Disposition
 from tests.broker.find.test_resend import resend
@@ -44,13 +45,13 @@ class Slots(Driven):
         self.connections = 0
         self.numbers: dict[str, int] = defaultdict(int)
 
-    def put(self, *keys: str, subject: str = "a.b") -> list[str]:
-        """Send one message of each key, each in a batch of its own; return the bodies."""
+    def put(self, *keys: str, subject: str = "a.b", kind: int = LANE_ORDERED) -> list[str]:
+        """Send one message of each key, each in a batch of its own; return the bodies. *kind*: one of ORDERED_KINDS."""
         sent = []
         for key in keys:
             sent.append(f"{key} {self.numbers[key]}")
             self.numbers[key] += 1
-            slot = LANE_ORDERED | sum(key.encode()) % 4_096
+            slot = kind | sum(key.encode()) % 4_096
             self.do(self.send_command({subject: [sent[-1].encode()]}, lane=slot))
         return sent
 
@@ -763,7 +764,8 @@ def test_random_histories_keep_one_owner_a_key_and_its_order(
         who, mine = sessions[name], model.in_hand[name]
         if luck < 0.3:
             for key in chance.choices(keys, k=chance.choice((1, 1, 3, 8))):
-                (body,) = driven.put(key, subject=chance.choice(SUBJECTS))
+                kind = chance.choice((LANE_ORDERED, *ORDERED_KINDS)) if seed % 2 else LANE_ORDERED
+                (body,) = driven.put(key, subject=chance.choice(SUBJECTS), kind=kind)
                 model.sent[key].append(int(body.split()[1]))
         elif luck < 0.6:
             model.given(name, driven.take(who, chance.choice((1, 2, 5, 100))))

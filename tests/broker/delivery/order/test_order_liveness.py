@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from qmq.broker.ports.effects import PulledMessages
+from qmq.format.lanes import ORDERED_KINDS
+from qmq.format.layout import LANE_ORDERED
 from qmq.names import takes
 from qmq.net.protocol.types import Disposition
 from tests.broker.delivery.order.slots import Keys, Session, numbers_of, texts
@@ -80,8 +82,8 @@ def test_nothing_means_that_nothing_is_there(tmp_path: Path, seed: int, monkeypa
             # What nobody gets of a subject holds a slot up until a consumer of the subject has passed it.
             tag = chance.choice(("eu", "us")) if len(set(follows.values())) == 1 else "eu"
             for key in chance.choices(KEYS, k=chance.choice((1, 3, 6))):
-                subject = chance.choice(SUBJECTS)
-                (body,) = driven.put(key, subject=subject, tags=(tag,))
+                subject, kind = chance.choice(SUBJECTS), chance.choice(ORDERED_KINDS) if seed % 2 else LANE_ORDERED
+                (body,) = driven.put(key, subject=subject, kind=kind, tags=(tag,))
                 model.left.update({body: subject} if tag == "eu" else {})
         elif luck < 0.55 and mine:
             number = chance.choice(list(mine))

@@ -238,3 +238,16 @@ def test_what_came_before_a_message_that_fails_stays(tmp_path: Path) -> None:
     driven.back(one, 1, delay_us=10_000_000)
     assert driven.ack(one, 0) == 0
     driven.close()
+
+
+def test_the_first_message_of_a_subject_holds_others_up_though_none_of_its_consumers_has_looked(tmp_path: Path) -> None:
+    driven = Keys(tmp_path)
+    one = driven.join("one", "a.b")
+    two = driven.join("two", "a.c")
+    driven.put("k", subject="a.b")
+    assert driven.drain(one) == ["k 0"]
+    driven.leave(two)
+    driven.put("k", subject="a.c")
+    driven.put("k", subject="a.b")
+    assert driven.drain(one) == []
+    driven.close()
