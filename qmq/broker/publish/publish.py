@@ -33,7 +33,7 @@ from qmq.broker.publish.staging import (
     Visibility,
 )
 from qmq.broker.publish.unique_sends import UniqueArrival, answer_to, duplicates_of, unique_batch
-from qmq.broker.publish.unique_texts import UniqueTexts, hash_of_subject
+from qmq.broker.publish.unique_texts import UniqueTexts, hash_of_subject, rows_of
 from qmq.errors import (
     BadBatch,
     Forbidden,
@@ -51,6 +51,7 @@ from qmq.format.batch import (
     EntryRow,
     Header,
     PlainBatch,
+    RunRecord,
     Runs,
     check_batch,
     check_plain,
@@ -58,6 +59,7 @@ from qmq.format.batch import (
     entry_of,
     mark_maker,
     numbers_by_run,
+    parse_header,
     stamp,
     stamp_plain,
     stored_table,
@@ -71,6 +73,7 @@ from qmq.format.layout import (
     HAS_DELIVER_AT,
     LANE_NORMAL,
     LANE_ORDERED,
+    RUN,
     RUN_REPLAYED,
     RUN_SIZE,
     UNIQUE_ROW,
@@ -337,34 +340,42 @@ class Intake:
     def _take_one_unique(
         self, connection: int, request: int, view: memoryview, size: int, flush: bool, now: Now, batch: PlainBatch
     ) -> EntryRow | None:  # fmt: skip
-        """Do as ``take_one`` for a batch of one message with a unique text that repeats none. Its table is like no
-        other.
-        """
+        """Do as ``take_one`` for a batch with unique texts that repeats none. Its table is like no other."""
         table, messages, _, producer_id, _, data_crc, flags, run_size = batch
         plain = plain_table(table, messages, data_crc)
-        if plain is None or messages != 1:
+        if plain is None:
             return None
-        sender, unique = self._senders.get((connection, plain)), hash_in_data(view[size - run_size :], flags)
+        sender = self._senders.get((connection, plain)) or self._sender(connection, plain)
         if sender is None:
-            sender = self._sender(connection, plain)
-        if sender is None or unique is None:
             return None
-        texts = self._unique_texts
+        texts, name = self._unique_texts, self._store.subjects.name(sender[0])
         texts.expire(now.monotonic_us)
-        key = hash_of_subject(self._store.subjects.name(sender[0])) + unique
-        if key in texts.by_key:
-            return None
+        several, keys = None, list[bytes]()
+        if messages > 1:
+            run: RunRecord = RUN.unpack_from(view, BATCH_HEADER_SIZE)
+            several = unique_batch(view, CheckedBatch(parse_header(view), (name,), run, None))
+            if duplicates_of(several, texts):
+                return None
+            keys = several.keys
+        elif (unique := hash_in_data(view[size - run_size :], flags)) is not None:
+            keys = [hash_of_subject(name) + unique]
+            if keys[0] in texts.by_key:
+                return None
         self._producers.attach(connection, producer_id)
         self._senders[connection, table] = sender
         try:
             entry = self.take_one(connection, request, view, size, flush, now, batch)
         finally:
             del self._senders[connection, table]
-        if entry is not None:
-            first, position, stored_at_us = entry[:3]
-            row = UNIQUE_ROW.pack(position, stored_at_us, first, 0)
-            texts.by_key[key] = row
-            texts.keep((key,), (row,), now.monotonic_us)
+        if entry is None:
+            return None
+        first, position, stored_at_us = entry[:3]
+        if several is not None:
+            rows = rows_of(several.batch, several.ordinals, position, stored_at_us, 0, first)
+        else:
+            rows = [UNIQUE_ROW.pack(position, stored_at_us, first, 0)] * len(keys)
+        texts.stage(keys, rows)
+        texts.keep(keys, rows, now.monotonic_us)
         return entry
 
     def _sender(self, connection: int, table: bytes) -> tuple[int, bytes] | None:

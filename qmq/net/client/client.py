@@ -403,7 +403,12 @@ class Client:
         header = make_header(all_keys, tags, properties, due, expire_at, lane, order_key)
         if unique is not None:
             self._accumulator.check_unique()
-            header = with_unique(header, hash_of(unique))
+            hashed = hash_of(unique)
+            if header is NO_HEADER:
+                self._accumulator.check_nowait(subject, len(body), len(hashed))
+                if ticket := self._accumulator.append_unique_nowait(subject, body, hashed, flush):
+                    return ticket
+            header = with_unique(header, hashed)
         elif ticket := self._accumulator.append_nowait(subject, body, header, flush):
             return ticket
         loop = self._brokers.ready()

@@ -224,6 +224,17 @@ class Accumulator:
         self._unique_run[2].waiters.append((run, len(run.bodies) - 1, 0, waiter))
         return True
 
+    def append_unique_nowait(self, subject: str, body: bytes, unique: bytes, flush: bool) -> int:
+        """Do as ``append_unique``, without a waiter, for a message that was checked; return its ticket. 0: there is no
+        such run.
+        """
+        run = self.append_unique(subject, body, unique, flush)
+        if run is None:
+            return 0
+        self.ticket = ticket = self.ticket + 1
+        run.add_ticket(ticket)
+        return ticket
+
     def append_nowait(self, subject: str, body: bytes, header: MessageHeader, flush: bool) -> int:
         """Append a message without a waiter to the open run of its subject; return its ticket. 0: there is no such run,
         or no room in it.
