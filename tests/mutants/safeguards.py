@@ -18,6 +18,7 @@ from tests.mutants.modelled import MODELLED
 from tests.mutants.ordering import OF_ORDER
 from tests.mutants.parquet import OF_PARQUET
 from tests.mutants.querying import OF_SQL
+from tests.mutants.relaying import OF_RELAYS
 from tests.mutants.resending import OF_RESENDS
 from tests.mutants.restoring import OF_RESTORES
 from tests.mutants.retaining import OF_RETENTION
@@ -952,4 +953,5 @@ SAFEGUARDS: Final = (
     *OF_OPERATION,
     *OF_SEVERAL,
     *OF_UNIQUE,
+    *OF_RELAYS,
 )
