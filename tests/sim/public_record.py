@@ -119,6 +119,7 @@ class Session:
         self.hands: list[Hand] = []
         self.has_left = False
         group.record.note(f"{group.name} {name} entered")
+        group.entered = min(group.entered, group.record.tick())
         self._last: dict[tuple[str, str, str | int], int] = {}
         self._taken_at = time.monotonic()
 
@@ -238,6 +239,8 @@ class GroupRecord:
         #: Messages that were sent later come to it; those that were stored before the other tick do not.
         self.begins: int = rules.get("begins", 0)
         self.subscribed: int = rules.get("subscribed", 0)
+        #: When its first consumer was there.
+        self.entered: float = math.inf
         self.hands: dict[int, list[Hand]] = defaultdict(list)
         #: Whether everything was acknowledged so far, and in time: then all come in stored order.
         self.is_calm = True
@@ -387,7 +390,8 @@ class GroupRecord:
             return  # it may be missed
         acked = sum(hand.state in (ACKING, ACKED) for hand in hands)
         ends = acked + dead + self.deleted[sent.number]
-        if not ends and not (may_be_gone and self.is_narrowed):
+        was_early = sent.begun < self.entered  # nobody followed it yet, so retention may have removed it
+        if not ends and not (may_be_gone and (self.is_narrowed or was_early)):
             yield "it is lost"
         if ends > 1 and not (self.is_changed or self.is_loose or sent.may_be_twice):
             yield f"it has {ends} ends"
