@@ -119,6 +119,28 @@ def test_a_batch_that_is_sent_again_gets_the_same_answer(tmp_path: Path, between
     driven.close()
 
 
+@pytest.mark.parametrize("texts", [["t"], ["t", "u"]])
+@pytest.mark.parametrize("first_is_short", [False, True])
+def test_the_short_way_takes_no_repeat(tmp_path: Path, texts: list[str], first_is_short: bool) -> None:
+    """Two clients send the same bytes, so their batches have the same table."""
+    driven = Driven(tmp_path)
+    one, two = Sender(driven, b"one", 1), Sender(driven, b"two", 2)
+    one.send("known")
+    two.send("known, too")
+    short_way = driven.broker.short_way
+    assert short_way is not None
+    drafts = [Draft("a", b"same", text) for text in texts]
+    first, repeat = one.command(drafts, flush=False), two.command(drafts, flush=False)
+    if first_is_short:
+        assert short_way.send(1, 98, first.batch, len(first.batch), False, driven.now) is not None
+    else:
+        driven.do(first)
+    assert short_way.send(2, 99, repeat.batch, len(repeat.batch), False, driven.now) is None
+    (answer,) = answers_in(driven.do(repeat))
+    assert [told.duplicate for told in told_of(answer, drafts)] == [True] * len(texts)
+    driven.close()
+
+
 def test_two_at_once_are_stored_once(tmp_path: Path) -> None:
     for flags in ((True, False), (False, True), (False, False)):
         driven = Driven(tmp_path / str(flags), auto_sync=False)
