@@ -53,7 +53,7 @@ def one_import(
     victim = dice.choice(["import", "import", "import", "broker", "database", "nobody"])
     with subprocess.Popen(command, cwd=directory, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
         try:
-            process.wait(dice.uniform(0.4, 1.6))
+            process.wait(dice.uniform(0.3, 1.0))
         except subprocess.TimeoutExpired:
             kills[victim] += victim != "nobody"
             if victim == "import":
