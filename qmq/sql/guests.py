@@ -15,6 +15,8 @@ from qmq.sql.relay import HOLD_S, ClientSender, Relay, RelayDatabase, Sender, Sy
 _CLOSE_TIMEOUT_S: Final = 10.0
 #: Commits wake it; this is for what it could not send at once.
 _POLL_S: Final = 1.0
+#: Programs are killed at each deployment; on SQLite their rows wait for so long then.
+_LEASE_S: Final = 5.0
 
 
 class GuestRelay:
@@ -55,7 +57,7 @@ class GuestRelay:
         started.wait()
 
     def _made(self, database: RelayDatabase, sender: Sender) -> Relay:
-        self._relay = Relay(database, sender, keep=self._keep, poll=_POLL_S, is_guest=True)
+        self._relay = Relay(database, sender, lease=_LEASE_S, keep=self._keep, poll=_POLL_S, is_guest=True)
         return self._relay
 
     @property
