@@ -64,6 +64,10 @@ CALLS: dict[str, list[str]] = {
     "bench": ["--only", "nothing"],
     "completion": ["bash"],
     "sql query": ["SELECT 1"],
+    "sql ddl": ["--dialect", "sqlite"],
+    "outbox relay": ["--db", "sqlite://"],
+    "outbox status": ["--db", "sqlite://"],
+    "outbox retry": ["--db", "sqlite://", "--all"],
     "import": ["--db", "sqlite://", "--query", "SELECT 1 AS id, 2 AS body", "--subject", "a", "--name", "n"],
 }
 
