@@ -7,6 +7,7 @@ import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from html import unescape
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -127,8 +128,8 @@ async def test_a_message_shows_no_group_that_does_not_follow_it() -> None:
 async def test_a_group_says_which_order_keys_hold_messages_up() -> None:
     with qmq.testing.broker() as broker:
         async with qmq.connect(broker.url) as client, running_console(broker.url) as console:
-            for key in ("<b>fails", "slow") * 2:
-                await client.send("pay.order", b"x", order_key=key)
+            for subject, key in product(("pay.order", "pay.later"), ("<b>fails", "slow")):
+                await client.send(subject, b"x", order_key=key)
             async with (
                 client.subscribe("pay.", group="pay", consumer="one", retry_delays=["1h"]) as one,
                 client.subscribe("pay.", group="pay", consumer="two") as two,
@@ -151,6 +152,7 @@ async def test_a_group_says_which_order_keys_hold_messages_up() -> None:
     assert f'href="/messages/{failed.id}">comes again in ' in by_key["<b>fails"]
     assert "after 1 failed attempt: <i>down" in by_key["<b>fails"]
     assert f'href="/messages/{held.id}">is in flight at two</a>' in by_key["slow"]
+    assert "pay.order <small>before pay.later</small>" in by_key["slow"]
     found = {one["order_key"]: one for row in reply.json()["rows"] for one in row["blocked"]}
     assert (found["slow"]["consumer"], found["<b>fails"]["failure"]) == ("two", "<i>down")
 
