@@ -60,7 +60,8 @@ def codes() -> dict[str, type[QmqError]]:
 #: Error codes that a broker of this version never sends.
 ELSEWHERE = {
     "error", "send_failed", "send_unknown", "queue_full", "directory_in_use", "foreign_file",
-    "remote_error", "retry", "brokers_missed", "usage_error",
+    "remote_error", "retry", "brokers_missed", "usage_error", "missing_extra", "database_failed", "row_rejected",
+    "query_failed",
 }  # fmt: skip
 
 

@@ -93,7 +93,7 @@ def test_lanes_of_one_subject_have_numbers_of_their_own() -> None:
     assert rows["subject"].tolist() == [numbers[lane] for lane in named]
 
 
-@pytest.mark.parametrize("lane", [3, 0x2000, LANE_HIGH])
+@pytest.mark.parametrize("lane", [3, 0x4000, LANE_HIGH])
 def test_lanes_that_lie_though_all_checksums_fit(lane: int) -> None:
     """Neither a priority nor a slot; or that of another run of the subject."""
     bad = laned(4_096, LANE_HIGH, LANE_LOW)
