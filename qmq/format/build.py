@@ -330,8 +330,13 @@ def unique_headers_of(
     hashes = hashes_of(texts)
     if headers is None and shared is NO_HEADER:
         return hashes
-    full = repeat(shared) if headers is None else map(full_header, headers)
-    return list(map(with_unique, full, hashes))
+    if headers is None:
+        return list(map(with_unique, repeat(shared), hashes))
+    lane = priority_lane_of(shared.lane)
+    return [
+        with_unique(full_header(header, priority_lane=lane), hashed)
+        for header, hashed in zip(headers, hashes, strict=True)
+    ]
 
 
 def _tuple_of(tags: Sequence[str]) -> tuple[str, ...]:

@@ -7,7 +7,15 @@ import pytest
 
 from qmq.errors import BadBatch
 from qmq.format.batch import BatchLimits, check_batch, check_plain, entries_of, numbers_by_run, parse_header
-from qmq.format.build import RunContent, build_batch, cut_batch, make_header
+from qmq.format.build import (
+    MessageHeader,
+    RunContent,
+    build_batch,
+    cut_batch,
+    make_header,
+    unique_headers_of,
+    with_unique,
+)
 from qmq.format.copies.due import cut_due, join_singles, single_of
 from qmq.format.copies.for_group import Origin, copied_batch, private_batch
 from qmq.format.copies.restored import restored_batches
@@ -28,6 +36,7 @@ from qmq.format.layout import (
     LANE_LOW,
     LANE_NORMAL,
     LANE_ORDERED,
+    LANE_ORDERED_HIGH,
     LANE_ORDERED_LOW,
     ORDER_SLOTS,
     ORDINAL_SIZE,
@@ -38,6 +47,7 @@ from qmq.format.layout import (
 from qmq.format.pieces import StoredBatch, read_answer, stored_runs
 from qmq.format.run import RunsHeader
 from qmq.format.table import names_of
+from qmq.format.unique import hash_of
 
 LIMITS = BatchLimits()
 #: (subject, lane, messages) by run
@@ -131,6 +141,14 @@ def test_lanes_are_priorities_and_slots() -> None:
     assert [priority_of(kind | 9) for kind in ORDERED_KINDS] == ["normal", "high", "low"]
     assert {lane_of_key_hash(number << 7, LANE_LOW) for number in range(1 << 12)} <= known
     assert slot_of(lane_of_key_hash(7, LANE_HIGH)) == slot_of(lane_of_key_hash(7)) == 7
+
+
+def test_order_keys_with_unique_texts_keep_their_priority() -> None:
+    shared = make_header(lane=LANE_HIGH)._replace(lane=LANE_ORDERED_HIGH)
+    (header,) = unique_headers_of(["text"], 1, shared, [b"order-1"])
+    assert header == with_unique(make_header(lane=LANE_HIGH, order_key="order-1"), hash_of("text"))
+    assert isinstance(header, MessageHeader)
+    assert kind_of(header.lane) == LANE_ORDERED_HIGH
 
 
 def test_two_runs_of_a_subject_need_two_lanes() -> None:
