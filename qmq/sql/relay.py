@@ -68,7 +68,7 @@ class Sender(Protocol):
 
 @dataclass
 class RelayCounts:
-    """What a relay has done since its start."""
+    """The counts of a relay since its start."""
 
     sent: int = 0
     parked: int = 0

@@ -1,4 +1,4 @@
-"""What an inbox knows without a database: its group, how long it remembers, and whether that is long enough."""
+"""The group of an inbox, how long the inbox remembers messages, and whether that is long enough. No database."""
 
 from __future__ import annotations
 

@@ -132,8 +132,6 @@ def new_row(
             raise InvalidOption(f'priority must be "low", "normal" or "high", not {priority!r:.80}')
         options["priority"] = priority
     if order_key is not None:
-        if priority is not None:
-            raise InvalidOption("give either a priority or an order key, as for a send")
         options["order_key"] = _key_of("order_key", order_key)
     if durability is not None:
         if durability not in ("flush", "append"):

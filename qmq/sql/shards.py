@@ -1,4 +1,4 @@
-"""What a relay does in the database: takes a shard, reads the rows that wait there, and notes what became of them.
+"""The database side of a relay: it takes a shard, reads the rows that wait there, and records their outcomes.
 
 All of it is plain SQL over an ``Executor``, so that it works over SQLAlchemy and over Django alike. A shard has one
 owner at a time. Where the database can skip locked rows, the owner holds a lock on the shard's row for as long as its
@@ -92,8 +92,8 @@ class ClaimedRows(NamedTuple):
 
 
 class RowOutcomes(NamedTuple):
-    """What became of the rows of a claim, by id: those that are stored, those that can never be sent and why, and those
-    that were tried in vain.
+    """The outcomes of a claim's rows, by id: rows that are stored, rows that can never be sent and why, and rows that
+    were tried in vain.
     """
 
     sent: list[int]

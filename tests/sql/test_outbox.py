@@ -139,7 +139,6 @@ def test_messages_of_a_key_or_of_a_transaction_stay_in_order(sqlite: sa.Engine) 
         ({"priority": "urgent"}, InvalidOption),
         ({"priority": True}, InvalidOption),
         ({"order_key": ""}, InvalidOption),
-        ({"order_key": "a", "priority": "high"}, InvalidOption),
         ({"durability": "maybe"}, InvalidOption),
         ({"body": "text"}, TypeError),
         ({"body": None}, UsageError),

@@ -34,6 +34,8 @@ def test_options_come_through() -> None:
         "durability": "append",
     }  # fmt: skip
     assert sent(new_row("shop.order", b"", transaction=0, priority="high"), 0) == {"priority": "high"}
+    row = new_row("shop.order", b"", transaction=0, priority="high", order_key="order-1")
+    assert sent(row, 0) == {"priority": "high", "order_key": "order-1"}
     assert new_row("shop.order", b"", transaction=0, delay=0).options is None
 
 

@@ -70,7 +70,7 @@ class Waiting:
 
 
 class OrderScan(Protocol):
-    """What is read of a group's messages with order keys."""
+    """The reader of a group's messages with order keys."""
 
     def has_more(self) -> bool:
         """Return whether there may be messages that were not handed out."""

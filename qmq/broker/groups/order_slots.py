@@ -118,7 +118,7 @@ class SlotMessages(NamedTuple):
 
 
 class HeldSlots(NamedTuple):
-    """Which slots are held, by number: bool[ORDER_SLOTS], and how many of them by one consumer."""
+    """The slots that a consumer or a retry holds, as bool[ORDER_SLOTS], and how many of them one consumer holds."""
 
     are_held: npt.NDArray[np.bool_]
     own: int

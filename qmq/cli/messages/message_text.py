@@ -77,10 +77,9 @@ def block(message: StoredMessage) -> str:
 
 
 def lane_lines(message: Message | StoredMessage) -> list[str]:
-    """Return the priority of a message if it is not the normal one, or its order key, as people read them."""
-    if message.order_key is not None:
-        return [f"  order key {visible(message.order_key)}"]
-    return [f"  priority {message.priority}"] if message.priority != "normal" else []
+    """Return the priority of a message if it is not the normal one, and its order key, as people read them."""
+    lines = [f"  priority {message.priority}"] if message.priority != "normal" else []
+    return lines if message.order_key is None else [*lines, f"  order key {visible(message.order_key)}"]
 
 
 def shown_body(body: bytes) -> list[str]:

@@ -28,7 +28,7 @@ RowId = int | str
 
 @dataclass(frozen=True)
 class RowColumns:
-    """Which column becomes what. Either ``subject``, or ``subject_column``."""
+    """The columns of a query that become parts of messages. Give either ``subject`` or ``subject_column``."""
 
     subject: str | None = None
     subject_column: str | None = None

@@ -48,7 +48,7 @@ OnError = Literal["fail", "skip"]
 
 @dataclass
 class ImportSummary:
-    """What an import has done, and how much of it this run."""
+    """The counts of an import: of all its runs so far, and of the last one."""
 
     name: str
     imported: int

@@ -31,7 +31,7 @@ class Chunk:
 
 @dataclass
 class ImportState:
-    """What an import has done."""
+    """The progress of an import, as its state file keeps it."""
 
     name: str
     #: What it was begun with; another query under its name is refused.

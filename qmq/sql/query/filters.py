@@ -1,4 +1,4 @@
-"""What the filter of a scan says about single columns, so that less is read.
+"""Limits on single columns that follow from the filter of a scan, so that less is read.
 
 DuckDB gives a scan its filter as an expression of Arrow, whose parts cannot be asked for. So its text is read, and the
 expression that this reading means is made anew and compared with the given one: a text that is misread, or that says
@@ -33,8 +33,8 @@ _CONTROLS: Final = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": 
 
 @dataclass(frozen=True)
 class Limits:
-    """What all wanted rows have in one column: one of ``values``, at least ``low``, and at most ``high``, or less than
-    it (``below_high``). None: no limit.
+    """The values that wanted rows may have in one column: one of ``values``, at least ``low``, and at most ``high``, or
+    less than that (``below_high``). None: no limit.
     """
 
     values: frozenset[Any] | None = None

@@ -82,7 +82,7 @@ SCHEMAS: Final = {
 
 
 class Scan(NamedTuple):
-    """What a query asks of a table: columns, and a filter."""
+    """One read of a table for a query: the columns that it needs, and the filter of its rows."""
 
     #: Those of the result, and those that the filter needs.
     schema: pa.Schema

@@ -79,6 +79,11 @@ def test_priority_and_order_key_are_shown(with_lanes: BrokerProcess, monkeypatch
     assert shown.count("\n  order key a\n") == 2
 
 
+def test_a_message_may_have_both() -> None:
+    message = qmq.testing.message(b"x", priority="low", order_key="order-1")
+    assert message_text.lane_lines(message) == ["  priority low", "  order key order-1"]
+
+
 @pytest.mark.parametrize("follows", ["shop.", "shop.mail", ""])
 def test_higher_priorities_come_next(with_lanes: BrokerProcess, follows: str) -> None:
     in_order, group = [2, 7, 1, 3, 4, 5, 6, 0, 8], f"ranks-{len(follows)}"

@@ -231,7 +231,7 @@ class OrderedScan:
                 looked_up += len(numbers)
                 if self._take_slot(taker, chooser, slot, numbers):
                     self._remind(slot)
-                elif taker.full:
+                if taker.full:
                     return
         if not self._forgotten:
             self._forgotten_from = [None] * len(self._forgotten_from)
