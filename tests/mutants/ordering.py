@@ -402,8 +402,8 @@ OF_ORDER: Final = (
         "let the broker choose the delay of what follows a nack",
         "NackSender._release_behind",
         instead(
-            "self.return_early(in_flight, start, end, delay_us)",
-            "self.return_early(in_flight, start, end, back.delay_us)",
+            "PendingDisposition(start, end, Disposition.RELEASE, delay_us)",
+            "PendingDisposition(start, end, Disposition.RELEASE, back.delay_us)",
         ),
         _CLIENT,
     ),
@@ -492,6 +492,12 @@ OF_ORDER: Final = (
         "pull nothing while a nack is sent once more",
         "NackSender._deliver_some",
         skip("self.unsure.add(task)"),
+        _CLIENT,
+    ),
+    Mutant(
+        "pull nothing before what came too early is released",
+        "NackSender.return_early",
+        skip("self.unsure.add(waiter)"),
         _CLIENT,
     ),
 )

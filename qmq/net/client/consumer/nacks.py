@@ -130,9 +130,10 @@ class NackSender:
         self._next_held = 0
         self._sender: asyncio.Task[None] | None = None  # the task that sends the queue, in the next turn
         self._tasks: set[asyncio.Task[None]] = set()
-        #: The tasks that send dispositions once more, since their connection was lost: messages of their slots of order
-        #: keys, which the broker has sent meanwhile, may come after what it has taken back, or be part of that.
-        self.unsure: set[asyncio.Task[None]] = set()
+        #: What no pull may overtake: the tasks that send dispositions once more, since their connection was lost, and
+        #: releases of messages that came too early for their slots of order keys. Messages of these slots that the
+        #: broker sends meanwhile may come after what it has taken back, or be part of that.
+        self.unsure: set[asyncio.Future[None]] = set()
         #: The waits for a subscription, each for dispositions of one window.
         self._waits: dict[asyncio.Timeout, InFlightWindow] = {}
 
@@ -226,12 +227,23 @@ class NackSender:
         if back.disposition == Disposition.REJECT:
             return
         for start, end in in_flight.behind(back.start, back.end):
-            self.return_early(in_flight, start, end, delay_us)
+            in_flight.take_back(start, end)
+            self._queue(in_flight, PendingDisposition(start, end, Disposition.RELEASE, delay_us))
 
-    def return_early(self, in_flight: InFlightWindow, start: int, end: int, delay_us: int | None = None) -> None:
-        """Release, in the background, messages that an earlier one of their slot of order keys holds up."""
+    def return_early(self, in_flight: InFlightWindow, start: int, end: int) -> None:
+        """Release, in the background, messages that came while an earlier one of their slot of order keys was on its
+        way back; no pull asks for more before the broker has them.
+        """
         in_flight.take_back(start, end)
-        self._queue(in_flight, PendingDisposition(start, end, Disposition.RELEASE, delay_us))
+        waiter = in_flight.owner.loop.create_future()
+        self.unsure.add(waiter)
+        waiter.add_done_callback(self._returned_early)
+        self._queue(in_flight, PendingDisposition(start, end, Disposition.RELEASE), waiter=waiter)
+
+    def _returned_early(self, waiter: asyncio.Future[None]) -> None:
+        self.unsure.discard(waiter)
+        if (error := waiter.exception()) is not None:
+            log.debug("a release in the background was refused: %s", error)
 
     def _queue(
         self, in_flight: InFlightWindow, back: PendingDisposition, slots: Sequence[Slot] = (),

@@ -402,7 +402,7 @@ class Puller:
                         break
                 if self.ack_sender is not None and (unsure := self.ack_sender.nack_sender.unsure):
                     await asyncio.wait(unsure, timeout=None if deadline is None else max(deadline - clock(), 0.0))
-                    if unsure:
+                    if unsure and deadline is not None and clock() >= deadline:
                         break
                     continue
                 # An earlier pull for fewer messages left enough, and there may be more: ask without waiting.

@@ -80,14 +80,41 @@ async def test_a_pull_skips_what_comes_while_an_earlier_message_is_on_its_way_ba
                 (first,) = await pull
                 nack = asyncio.ensure_future(first.nack())
                 nacked = await s.peer.frame(FrameKind.HAND_BACK)  # and not answered
-        request, _ = await s.peer.pulled()  # the pull asks for more
         returned = await s.peer.frame(FrameKind.HAND_BACK)
         assert [(back.start, back.disposition) for back in backs_of(returned)] == [(1, Disposition.RELEASE)]
         for frame in (nacked, returned):
             s.peer.answer(FrameKind.HANDED_BACK, frame.request)
         await nack
+        request, _ = await s.peer.pulled()  # the pull asks for more
         s.peer.messages(request, stored_batch({"a.b": [b"other"]}, position=9_000))
         assert [message.body for message in await pull] == [b"other"]
+
+
+async def test_a_pull_waits_for_the_release_of_what_came_too_early() -> None:
+    """The broker would take back with that what it sends meanwhile, though it knows of the first failure by then."""
+    header = make_header(order_key="k")
+
+    def content(body: bytes, at: int) -> bytes:
+        return stored_batch({"a.b": [body]}, position=5_000 + 1_000 * at, first_sequence=at, header=header)
+
+    async with subscribed(group="g", consumer="c") as s:
+        pull = asyncio.ensure_future(s.consumer.pull(1))
+        request, _ = await s.peer.pulled()
+        s.peer.messages(request, content(b"2", 1))
+        (message,) = await pull
+        nack = asyncio.ensure_future(message.nack())
+        nacked = await s.peer.frame(FrameKind.HAND_BACK)  # and not answered
+        pull = asyncio.ensure_future(s.consumer.pull(1))
+        request, _ = await s.peer.pulled()
+        s.peer.messages(request, content(b"1", 0))  # it was sent again, and comes before the other
+        returned = await s.peer.frame(FrameKind.HAND_BACK)  # and no pull, which would get what goes back with it
+        assert [(back.start, back.disposition) for back in backs_of(returned)] == [(1, Disposition.RELEASE)]
+        s.peer.answer(FrameKind.HANDED_BACK, nacked.request)
+        await nack
+        s.peer.answer(FrameKind.HANDED_BACK, returned.request)
+        request, _ = await s.peer.pulled()
+        s.peer.messages(request, content(b"1", 0))
+        assert [message.body for message in await pull] == [b"1"]
 
 
 async def test_a_pull_skips_what_an_earlier_one_brought_late_once_it_went_back() -> None:
