@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from hypothesis.stateful import RuleBasedStateMachine
 
 from qmq.broker.groups.counts import COUNT_NAMES
-from qmq.broker.groups.group_state import MESSAGE_LIFE, MessageEvent, MessageState
+from qmq.broker.groups.message_life import MESSAGE_LIFE, MessageEvent, MessageState
 from qmq.broker.groups.passed import wrongly_passed
 from qmq.broker.journal.record_types import RecordKind
 from qmq.broker.ports.commands import Administer, Subscribe

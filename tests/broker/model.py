@@ -34,7 +34,7 @@ from fractions import Fraction
 from itertools import pairwise
 from typing import Final, NamedTuple
 
-from qmq.broker.groups.group_state import MessageEvent, MessageState
+from qmq.broker.groups.message_life import MessageEvent, MessageState
 from qmq.broker.ports.commands import DispositionRange
 from qmq.net.protocol.types import Disposition, KnownConsumer
 from tests.broker.model_log import HIGH, NORMAL, Log, Message, Slot

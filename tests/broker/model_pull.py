@@ -18,7 +18,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from qmq.broker.groups.group_state import MessageEvent
+from qmq.broker.groups.message_life import MessageEvent
 from tests.broker.model_log import HIGH, LOW, NORMAL, Message, Slot
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule, run_state_machine_as_test
 
 from qmq.broker.delivery.order import scan
-from qmq.broker.groups.group_state import MESSAGE_LIFE, MessageEvent, MessageState
+from qmq.broker.groups.message_life import MESSAGE_LIFE, MessageEvent, MessageState
 from qmq.broker.ports.commands import Ack, DispositionRange, HandBack, Heartbeat, Unsubscribe
 from qmq.broker.ports.effects import Acked, HandedBack, PulledMessages
 from qmq.format.build import RunContent, make_header

@@ -24,13 +24,19 @@ OF_ACCOUNTS: Final = (
     ),
     Mutant(
         "count after a kill what was handed out",
-        "Ledger._hold",
-        skip("self.totals.handed += pull.total"),
+        "Ledger._apply_pull",
+        skip("self.totals.handed += total"),
         _ACCOUNTS,
     ),
     Mutant(
+        "begin a replayed pull at its own delivery sequence",
+        "Ledger._replay_delivery",
+        skip("member.in_flight.skip_to(first)", at=1),
+        ("tests/broker/groups/test_group_state.py",),
+    ),
+    Mutant(
         "count what a seek drops",
-        "Ledger._leave",
+        "Ledger._apply_leave",
         skip("self.totals.dropped += member.in_flight.count"),
         _ACCOUNTS,
     ),

@@ -150,7 +150,7 @@ CONSUMING: Final = (
     ),
     Mutant(
         "close who has expired",
-        "Ledger._leave",
+        "Ledger._apply_leave",
         (instead("self._emptied(member)", "member.closed = why != LeaveReason.EXPIRED"), skip("member.closed = True")),
         (_SIMULATION,),
     ),

@@ -67,7 +67,7 @@ FOLLOWING: Final = (
     ),
     Mutant(
         "keep a member whose id was made up for a few session timeouts",
-        "Ledger._leave",
+        "Ledger._apply_leave",
         instead("why == LeaveReason.LEFT", "why != LeaveReason.EXPIRED"),
         _MODES,
     ),

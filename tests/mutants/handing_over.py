@@ -25,7 +25,7 @@ HANDING_OVER: Final = (
     ),
     Mutant(
         "remember hand-overs since the checkpoint",
-        "Ledger._over",
+        "Ledger._apply_over",
         instead("name", "b''"),
         _BROKER,
     ),

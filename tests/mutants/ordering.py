@@ -117,7 +117,7 @@ OF_ORDER: Final = (
     ),
     Mutant(
         "settle a message once that an ack names twice",
-        "Ledger.ack",
+        "Ledger._apply_ack",
         instead("named", "list(zip(intervals[::2], intervals[1::2]))", at=2),
         _SLOTS + _MODEL,
     ),

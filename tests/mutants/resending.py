@@ -63,7 +63,7 @@ OF_RESENDS: Final = (
     ),
     Mutant(
         "let dead letters that are resent be dead no more",
-        "Ledger._resend",
+        "Ledger._apply_resent",
         skip("self.totals.deleted += self.dead.take_out(number, number + 1)"),
         _RULES,
     ),

@@ -102,7 +102,7 @@ SAFEGUARDS: Final = (
     ),
     Mutant(
         "count after a kill what was filtered",
-        "Ledger._left_out",
+        "Ledger._apply_passed",
         skip("self._returning.filtered += filtered"),
         ("tests/broker/delivery/test_filters.py",),
     ),
@@ -465,7 +465,7 @@ SAFEGUARDS: Final = (
     ),
     Mutant(
         "give no delivery sequence twice after loss of power",
-        "Ledger._join",
+        "Ledger._apply_join",
         skip("member.in_flight.skip_to(expected)"),
         ("tests/broker/test_known.py",),
     ),

@@ -1,16 +1,17 @@
-"""The state of a group's messages: the table of a message's life, and the changes that follow it.
+"""The state of a group's messages, and the changes of it, which follow the table in message_life.py.
 
-Every change is a record of the pull log, and the same code makes it now and when a start replays the record. Times are
-wall-clock microseconds; monotonic times, such as a consumer's last call, are not stored.
+Each change is a record of the pull log. A method stages the record and applies it; a start applies the records that it
+reads, by the same ``_apply_...`` methods. (Taking retries out is the exception: a pull takes them before it has a
+record, and a replay by the record.) Times are wall-clock microseconds; monotonic times, such as a consumer's last call,
+are not stored.
 """
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import repeat
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgpack
 
@@ -40,102 +41,6 @@ from qmq.format.batch import made
 from qmq.intervals import Intervals
 from qmq.net.protocol.types import Disposition, KnownConsumer
 from qmq.storage.store import ItemLog, ItemLogClaim, Schedule
-
-
-class MessageState(enum.Enum):
-    """The states of one message for one reliable group."""
-
-    STORED = "stored"  # in the message log; the group does not get it, or not any more
-    READY = "ready"  # from the group's cursor on: no consumer had it yet
-    IN_FLIGHT = "in_flight"
-    RETRYING = "retrying"  # in the error log, due now or later
-    QUARANTINED_RETRY = "quarantined_retry"  # in the error log, to be handed out alone: it may be deadly
-    QUARANTINED_IN_FLIGHT = "quarantined_in_flight"  # its consumer has nothing else in flight
-    ACKED = "acked"
-    DEAD = "dead"  # a dead letter
-    SKIPPED = "skipped"  # the cursor passed it, and no consumer had it
-    DROPPED = "dropped"  # a seek ended it
-    DELETED = "deleted"  # a dead letter that was deleted
-
-
-class MessageEvent(enum.Enum):
-    """The events that change the state of a message."""
-
-    VISIBLE = "visible"  # it can be pulled (with flush: it is synced), or the group begins to follow its subject
-    FILTER = "filter"  # it has none of the group's tags when a pull takes it
-    RETENTION = "retention"  # its segment is dropped
-    COPY_FAILED = "copy_failed"  # its segment is dropped, and retention could not read it to carry it forward
-    SEEK_BACK = "seek_back"  # the cursor is set before it; another life of it, if any, goes on beside this one
-    SEEK_PAST = "seek_past"  # the cursor is set behind it
-    SEEK = "seek"  # the cursor is set anywhere: nothing stays in flight
-    CLEAR_RETRIES = "clear_retries"  # a seek that also ends retries
-    PULL = "pull"
-    ACK = "ack"
-    NACK = "nack"  # by the consumer, or by the broker at the ack deadline
-    LAST_NACK = "last_nack"  # of attempt max_attempts
-    RELEASE = "release"
-    EARLIER_BACK = "earlier_back"  # an earlier message of its slot of order keys was nacked or released
-    REJECT = "reject"  # by the consumer; by the broker: it is unreadable, or of a subject no longer followed
-    EXPIRE = "expire"  # its time to live is over when a pull takes it, so the broker rejects it
-    LEAVE = "leave"  # its consumer leaves
-    SESSION_EXPIRY = "session_expiry"  # its consumer is silent, or is taken over again without progress
-    LAST_SESSION_EXPIRY = "last_session_expiry"  # number max_session_expiries of a message that was in flight alone
-    REDRIVE = "redrive"
-    DELETE = "delete"
-    HANDOVER = "handover"  # a consumer of another broker nacked it there
-    LAST_HANDOVER = "last_handover"  # the same, with a reject or after the last attempt
-    RESTORE = "restore"  # a restore to this group alone brings it back from an archive
-    RESEND = "resend"  # somebody has the broker hand it out again
-
-
-class Transition(NamedTuple):
-    """The state that follows, and the kinds of records that say so: one of them is written; none where empty."""
-
-    state: MessageState
-    records: tuple[RecordKind, ...] = ()
-
-
-def _message_life() -> Iterator[tuple[MessageState, MessageEvent, Transition]]:
-    state, event, kind = MessageState, MessageEvent, RecordKind
-    yield state.STORED, event.VISIBLE, Transition(state.READY)
-    yield state.STORED, event.SEEK_BACK, Transition(state.READY, (kind.SEEK,))
-    yield state.STORED, event.HANDOVER, Transition(state.RETRYING, (kind.OVER,))
-    yield state.STORED, event.LAST_HANDOVER, Transition(state.DEAD, (kind.OVER,))
-    yield state.STORED, event.RESTORE, Transition(state.RETRYING, (kind.RESTORED,))
-    yield state.READY, event.PULL, Transition(state.IN_FLIGHT, (kind.PULL, kind.PASSED))
-    yield state.READY, event.FILTER, Transition(state.SKIPPED, (kind.PASSED,))
-    yield state.READY, event.RETENTION, Transition(state.SKIPPED, (kind.MOVED,))
-    yield state.READY, event.SEEK_PAST, Transition(state.SKIPPED, (kind.SEEK,))
-    yield state.RETRYING, event.PULL, Transition(state.IN_FLIGHT, (kind.AGAIN,))
-    yield state.QUARANTINED_RETRY, event.PULL, Transition(state.QUARANTINED_IN_FLIGHT, (kind.AGAIN,))
-    leave, expiry = (kind.LEAVE, kind.PART), (kind.LEAVE, kind.PART, kind.JOIN)  # PART: in several turns
-    for in_flight, retry in (
-        (state.IN_FLIGHT, state.RETRYING),
-        (state.QUARANTINED_IN_FLIGHT, state.QUARANTINED_RETRY),
-    ):
-        yield in_flight, event.ACK, Transition(state.ACKED, (kind.ACK,))
-        yield in_flight, event.NACK, Transition(state.RETRYING, (kind.BACK,))
-        yield in_flight, event.LAST_NACK, Transition(state.DEAD, (kind.BACK,))
-        yield in_flight, event.RELEASE, Transition(retry, (kind.BACK,))
-        yield in_flight, event.EARLIER_BACK, Transition(retry, (kind.BACK,))
-        yield in_flight, event.REJECT, Transition(state.DEAD, (kind.BACK,))
-        yield in_flight, event.EXPIRE, Transition(state.DEAD, (kind.BACK,))
-        yield in_flight, event.FILTER, Transition(state.SKIPPED, (kind.BACK,))
-        yield in_flight, event.LEAVE, Transition(retry, leave)
-        yield in_flight, event.SESSION_EXPIRY, Transition(state.QUARANTINED_RETRY, expiry)
-        yield in_flight, event.LAST_SESSION_EXPIRY, Transition(state.DEAD, expiry)
-        yield in_flight, event.SEEK, Transition(state.DROPPED, (kind.SEEK,))
-        yield retry, event.CLEAR_RETRIES, Transition(state.DROPPED, (kind.SEEK,))
-        yield retry, event.COPY_FAILED, Transition(state.DEAD, (kind.FORWARD,))
-    for settled in (state.STORED, state.ACKED, state.SKIPPED, state.DROPPED, state.DELETED, state.DEAD):
-        yield settled, event.RESEND, Transition(state.RETRYING, (kind.RESENT,))
-    yield state.DEAD, event.REDRIVE, Transition(state.RETRYING, (kind.REDRIVE,))
-    yield state.DEAD, event.DELETE, Transition(state.DELETED, (kind.FORGET,))
-
-
-#: The life of a message: state x event -> next state and record of the pull log. No other transition exists. The broker
-#: never reads this table: the classes below act by it, and tests compare them with it.
-MESSAGE_LIFE: Final = {(state, event): transition for state, event, transition in _message_life()}
 
 #: The reason of dead letters of messages that could not be carried forward.
 _LOST: Final = "it cannot be read any more"
@@ -192,6 +97,7 @@ class Ledger:
         self.resends = GroupResends()
         #: The slots of order keys, once a consumer follows a subject that has some; None: there are none.
         self.order: OrderSlots | None = None
+        self._slots: OrderSlots | NoSlots = self._returning.slots
         self._there = -1, 0  # how many consumers are there, at a version
         #: The last answer to a pull had retries.
         self.was_again = False
@@ -219,7 +125,7 @@ class Ledger:
 
     def use_order(self, order: OrderSlots) -> None:
         """Keep the order of slots from now on."""
-        self.order = self._returning.order = order
+        self.order = self._slots = self._returning.slots = order
 
     # --- consumers ---------------------------------------------------------------------------------------------------
 
@@ -262,7 +168,7 @@ class Ledger:
         if pairs and not member.closed and not member.leaving:
             self.ack(member, [number for pair in pairs for number in pair], now_us)
 
-    def _join(
+    def _apply_join(
         self, name: str, nonce: bytes, transient: bool, now_us: int, client: bytes, least: int, expected: int,
         expired: int, program: str = "",
     ) -> None:  # fmt: skip
@@ -298,16 +204,15 @@ class Ledger:
         if not member.closed:
             self._do(RecordKind.LEAVE, [member.number, int(why), now_us])
 
-    def _leave(self, number: int, why: int, now_us: int) -> None:
+    def _apply_leave(self, number: int, why: int, now_us: int) -> None:
         member = self.members.get(number)
         if member is None:
             return
         self._returning.let_go(member, why, member.in_flight.next_sequence, now_us)
         if why == LeaveReason.CLOSED:
             self.totals.dropped += member.in_flight.count
-            if self.order is not None:
-                for start, end in member.in_flight.unhandled():
-                    self.order.settled(member.number, start, end)
+            for start, end in member.in_flight.unhandled():
+                self._slots.settled(member.number, start, end)
         member.leaving = 0
         self._emptied(member)
         member.closed = True
@@ -319,14 +224,13 @@ class Ledger:
 
     def _emptied(self, member: Member) -> None:
         member.emptied()
-        if self.order is not None:
-            self.order.left(member.number)
+        self._slots.left(member.number)
 
     def leave_in_part(self, member: Member, why: LeaveReason, end: int, now_us: int) -> None:
         """Make retries of the messages before that delivery sequence; the consumer is leaving."""
         self._do(RecordKind.PART, [member.number, int(why), end, now_us])
 
-    def _leave_in_part(self, number: int, why: int, end: int, now_us: int) -> None:
+    def _apply_part(self, number: int, why: int, end: int, now_us: int) -> None:
         member = self._consumers.there(number)
         if member is not None:
             self._returning.let_go(member, why, end, now_us)
@@ -343,19 +247,23 @@ class Ledger:
         self, member: Member, ranges: list[MessageRange], size: int, now_us: int, where: list[Any]
     ) -> InFlightPull:
         """Put new messages in flight. *where* is how far the group has come by that: [prefix, positions] each."""
-        self.was_again = False
-        in_flight = member.in_flight
         fields = ranges[0] if len(ranges) == 1 else flat(ranges)
+        payload = _pack((self.number, member.number, member.in_flight.next_sequence, size, now_us, fields, where))
         self.changed = True
-        self._write((_PULL, _pack((self.number, member.number, in_flight.next_sequence, size, now_us, fields, where))))
+        self._write((_PULL, payload))
+        return self._apply_pull(member, ranges, size, now_us)
+
+    def _apply_pull(self, member: Member, ranges: list[MessageRange], size: int, now_us: int) -> InFlightPull:
+        self.was_again = False
         member.pulled_us = now_us
         if len(ranges) == 1:
-            pull = in_flight.add([made(InFlightRange, (ranges[0], 1, 0))], size, now_us)
+            pull = member.in_flight.add([made(InFlightRange, (ranges[0], 1, 0))], size, now_us)
         else:
             several = list(map(_MAKE_IN_FLIGHT, zip(ranges, repeat(1), repeat(0), strict=False)))
-            pull = in_flight.add(several, size, now_us)
-        self.counts.delivered += pull.total
-        self.totals.handed += pull.total
+            pull = member.in_flight.add(several, size, now_us)
+        total = pull.total
+        self.counts.delivered += total
+        self.totals.handed += total
         return pull
 
     def passed(
@@ -368,41 +276,19 @@ class Ledger:
         consumer, first = (0, 0) if member is None else (member.number, member.in_flight.next_sequence)
         fields = [consumer, first, size, now_us, flat(ranges), flat(given), filtered, skipped, where]
         self._record(RecordKind.PASSED, self._packed(fields))
-        self._left_out(filtered, skipped)
-        if member is not None and given:
-            self.was_again = False
-            self.counts.delivered += self._hold(member, given, size, now_us).total
+        self._apply_passed(member, given, size, now_us, filtered, skipped)
 
-    def _passed(
-        self, number: int, first: int, size: int, now_us: int, ranges: list[int], given: list[int], filtered: int,
-        skipped: int, where: list[Any],
-    ) -> bool:  # fmt: skip
-        if given and not self._pulled(number, first, size, now_us, given, where):
-            return False
-        self._left_out(filtered, skipped)
-        return True
-
-    def _left_out(self, filtered: int, skipped: int) -> None:
+    def _apply_passed(
+        self, member: Member | None, given: list[MessageRange], size: int, now_us: int, filtered: int, skipped: int
+    ) -> None:
         self._returning.filtered += filtered
         self.totals.filtered += filtered
         self.totals.skipped += skipped
-
-    def _pulled(self, number: int, first: int, size: int, now_us: int, fields: list[int], where: list[Any]) -> bool:
-        member = self._consumers.there(number)
-        if member is None:
-            return False
-        member.in_flight.skip_to(first)
-        self._hold(member, unflat(fields), size, now_us)
-        return True
-
-    def _hold(self, member: Member, ranges: list[MessageRange], size: int, now_us: int) -> InFlightPull:
-        member.pulled_us = now_us
-        pull = member.in_flight.add([InFlightRange(messages, 1, 0) for messages in ranges], size, now_us)
-        self.totals.handed += pull.total
-        return pull
+        if member is not None and given:
+            self._apply_pull(member, given, size, now_us)
 
     def pulled_again(self, member: Member, taken: list[TakenRetry], size: int, now_us: int) -> InFlightPull:
-        """Put retries in flight."""
+        """Put retries in flight that were taken out."""
         self.version += 1
         quarantined = taken[0].retry.quarantined
         which = [[one.retry.number, *one.in_flight.flat()] for one in taken]
@@ -410,25 +296,15 @@ class Ledger:
             RecordKind.AGAIN,
             self._packed([member.number, member.in_flight.next_sequence, size, now_us, quarantined, which]),
         )
-        member.quarantined = quarantined
-        member.pulled_us = now_us
-        pull = member.in_flight.add([one.in_flight for one in taken], size, now_us, quarantined)
+        return self._apply_again(member, [one.in_flight for one in taken], size, now_us, quarantined)
+
+    def _apply_again(
+        self, member: Member, given: list[InFlightRange], size: int, now_us: int, quarantined: bool
+    ) -> InFlightPull:
+        member.quarantined, member.pulled_us = quarantined, now_us
+        pull = member.in_flight.add(given, size, now_us, quarantined)
         self.counts.redelivered += pull.total
         return pull
-
-    def _pulled_again(
-        self, number: int, first: int, size: int, now_us: int, quarantined: bool, which: list[list[int]]
-    ) -> bool:
-        member = self._consumers.there(number)
-        if member is None:
-            return False
-        given = [InFlightRange.of(fields) for _, *fields in which]
-        for (retry, *_), in_flight in zip(which, given, strict=True):
-            self.retries.took(retry, in_flight.messages, in_flight.attempt)
-        member.in_flight.skip_to(first)
-        member.quarantined, member.pulled_us = quarantined, now_us
-        member.in_flight.add(given, size, now_us, quarantined)
-        return True
 
     # --- dispositions -------------------------------------------------------------------------------------------------
 
@@ -437,14 +313,7 @@ class Ledger:
         if len(intervals) == 2 and member.in_flight.is_next(*intervals):  # one after another, as most are
             self.ack_next(member, intervals[0], intervals[1], now_us)
             return 0
-        if self.order is not None:
-            named = Intervals()  # a message may be named twice
-            for start, end in zip(intervals[::2], intervals[1::2], strict=True):
-                named.add(start, min(end, member.in_flight.next_sequence))
-            for start, end in named:
-                for low, high in member.in_flight.unhandled(start, end):
-                    self.order.settled(member.number, low, high)
-        new, refused = self._acked(member, intervals, now_us)
+        new, refused = self._apply_ack(member, intervals, now_us)
         for at in range(0, len(intervals) if new else 0, 2 * MOST_RANGES_A_RECORD):
             part = intervals[at : at + 2 * MOST_RANGES_A_RECORD]
             self._record(_ACK, self._packed([member.number, now_us, part]))
@@ -452,25 +321,40 @@ class Ledger:
 
     def ack_next(self, member: Member, start: int, end: int, now_us: int) -> None:
         """Ack messages [start, end), for which ``InFlight.is_next`` is true."""
-        if self.order is not None:
-            self.order.settled(member.number, start, end)
-        member.in_flight.move_ack_floor(end, now_us)
-        self.counts.acked += end - start
-        self.totals.acked += end - start
-        member.progress = True
-        member.handled_us = now_us
-        if member.quarantined:
-            member.progressed(end - start)
         self.changed = True
         self._write((_ACK, _pack((self.number, member.number, now_us, (start, end)))))
+        self._apply_ack_next(member, start, end, now_us)
 
-    def _acked(self, member: Member, intervals: list[int], now_us: int) -> tuple[int, int]:
+    def _apply_ack(self, member: Member, intervals: list[int], now_us: int) -> tuple[int, int]:
+        """Return how many messages are newly acked, and how many are refused."""
+        if len(intervals) == 2 and member.in_flight.is_next(*intervals):
+            self._apply_ack_next(member, intervals[0], intervals[1], now_us)
+            return intervals[1] - intervals[0], 0
+        if self.order is not None:
+            named = Intervals()  # a message may be named twice
+            for start, end in zip(intervals[::2], intervals[1::2], strict=True):
+                named.add(start, min(end, member.in_flight.next_sequence))
+            for start, end in named:
+                for low, high in member.in_flight.unhandled(start, end):
+                    self.order.settled(member.number, low, high)
         new, refused = member.in_flight.ack(intervals, now_us)
         member.handled_us = now_us
         self.counts.acked += new
         self.totals.acked += new
         member.progressed(new)
         return new, refused
+
+    def _apply_ack_next(self, member: Member, start: int, end: int, now_us: int) -> None:
+        if self.order is not None:
+            self.order.settled(member.number, start, end)
+        member.in_flight.move_ack_floor(end, now_us)
+        count = end - start
+        self.counts.acked += count
+        self.totals.acked += count
+        member.progress = True
+        member.handled_us = now_us
+        if member.quarantined:
+            member.progressed(count)
 
     def hand_back(self, member: Member, backs: Sequence[DispositionRange], now_us: int) -> list[int]:
         """Hand ranges back, each by itself; return the numbers of those that change nothing, since some of their
@@ -496,7 +380,7 @@ class Ledger:
         self.counts.expired += self.counts.rejected - before
         self.counts.rejected = before
 
-    def _back(self, number: int, rows: list[list[Any]], reasons: list[str], now_us: int) -> None:
+    def _apply_back(self, number: int, rows: list[list[Any]], reasons: list[str], now_us: int) -> None:
         member = self._consumers.there(number)
         if member is not None:
             self._returning.back(member, rows, reasons, now_us)
@@ -508,7 +392,7 @@ class Ledger:
         """Take over a message that a consumer of another broker handed back; *name* is that of the handover."""
         self._do(RecordKind.OVER, [list(messages), attempt, int(disposition), reason, delay_us, now_us, name])
 
-    def _over(
+    def _apply_over(
         self, messages: list[int], attempt: int, disposition: int, reason: str, delay_us: int | None, now_us: int,
         name: bytes,
     ) -> None:  # fmt: skip
@@ -519,20 +403,19 @@ class Ledger:
         is_reject = disposition == Disposition.REJECT
         self.totals.handed_over += in_flight.messages.total
         failed = list(self._returning.failed(0, 0, [in_flight], is_reject, delay_us, reason, now_us))
-        if self.order is not None and failed:
-            self.order.came([in_flight.messages])
+        if failed:
+            self._slots.came([in_flight.messages])
         self.retries.add_each(failed, False)
 
     def bring_back(self, messages: list[MessageRange], run: bytes, start: int, end: int, now_us: int) -> None:
         """Add messages [start, end) of a restore as retries of the first attempt."""
         self._do(RecordKind.RESTORED, [flat(messages), run, start, end, now_us])
 
-    def _bring_back(self, fields: list[int], run: bytes, start: int, end: int, now_us: int) -> None:
+    def _apply_restored(self, fields: list[int], run: bytes, start: int, end: int, now_us: int) -> None:
         self.restored.add(run, start, end)
-        if self.order is not None:
-            self.order.came(unflat(fields))
-        failure = Failure("restored", 0, 0, now_us, now_us)
         several = unflat(fields)
+        self._slots.came(several)
+        failure = Failure("restored", 0, 0, now_us, now_us)
         self.totals.restored += sum(messages.total for messages in several)
         self.retries.add_all([(messages, 1, 0) for messages in several], False, failure)
 
@@ -544,17 +427,16 @@ class Ledger:
         """
         self._do(RecordKind.RESENT, [run, *progress, letters, flat(ranges), now_us])
 
-    def _resend(
+    def _apply_resent(
         self, run: bytes, selection: dict[str, Any] | None, upto: list[int], counts: list[int], letters: list[int],
         fields: list[int], now_us: int,
     ) -> None:  # fmt: skip
         self.resends.note(run, ResendProgress(selection, tuple(upto), tuple(counts)))
         for number in letters:
             self.totals.deleted += self.dead.take_out(number, number + 1)
-        if self.order is not None:
-            self.order.came(unflat(fields))
-        failure = Failure("resent", 0, 0, now_us, now_us)
         several = unflat(fields)
+        self._slots.came(several)
+        failure = Failure("resent", 0, 0, now_us, now_us)
         self.totals.resent += sum(messages.total for messages in several)
         self.retries.add_all([(messages, 1, 0) for messages in several], False, failure)
 
@@ -572,7 +454,7 @@ class Ledger:
         self._do(RecordKind.FORGET, [numbers, now_us])
         return count - len(self.dead)
 
-    def _forget(self, numbers: list[int] | None, now_us: int) -> None:
+    def _apply_forget(self, numbers: list[int] | None, now_us: int) -> None:
         if numbers is None:
             self.totals.deleted += self.dead.take_out(1, 1 << 62)
         for number in numbers or ():
@@ -582,11 +464,11 @@ class Ledger:
 
     def forward(self, retries: list[Any], letters: list[Any], in_flight: list[Any], now_us: int) -> None:
         """Let copies replace messages that are about to be dropped, wherever the group points at them; retries that
-        could not be copied are dead. For the lists see ``_forward``.
+        could not be copied are dead. For the lists see ``_apply_forward``.
         """
         self._do(RecordKind.FORWARD, [retries, letters, in_flight, now_us])
 
-    def _forward(
+    def _apply_forward(
         self, retries: list[Any], letters: list[Any], in_flight: list[Any], now_us: int
     ) -> None:  # fmt: skip
         # *retries*: [as an item, whole (see Retries.replace), ranges that replace it, ranges that cannot be read];
@@ -610,8 +492,7 @@ class Ledger:
             before = list(member.in_flight.between(start, end))
             if len(before) == 1:
                 member.in_flight.replace(start, [before[0]._replace(messages=messages) for messages in ranges])
-        if self.order is not None:
-            self.order.is_stale = True
+        self._slots.is_stale = True
 
     def skip_sequences(self, count: int) -> None:
         """Skip *count* delivery sequences of each consumer, which may have seen them in lost records."""
@@ -626,12 +507,11 @@ class Ledger:
         self.changed = True
         self.resends.stop()
         for member in list(self.members.values()):
-            self._leave(member.number, LeaveReason.CLOSED, now_us)
+            self._apply_leave(member.number, LeaveReason.CLOSED, now_us)
         if clear_retries:
             self.retries.clear()
             self.totals.begin(self.held())
-        if self.order is not None:
-            self.order.is_stale = True
+        self._slots.is_stale = True
 
     # --- checkpoint --------------------------------------------------------------------------------------------------
 
@@ -664,7 +544,7 @@ class Ledger:
 
     def restore(self, fields: dict[str, Any]) -> None:
         """Take over a state from ``packed``."""
-        self._set(*fields["settings"])
+        self._apply_settings(*fields["settings"])
         self._consumers.restore(fields["members"], fields["next_member"])
         self.retries.restore(fields["retries"])
         self.dead.restore(ItemLogClaim(*fields["dead"]))
@@ -684,7 +564,7 @@ class Ledger:
         """Change the settings."""
         self._do(RecordKind.SETTINGS, list(settings))
 
-    def _set(self, *fields: Any) -> None:
+    def _apply_settings(self, *fields: Any) -> None:
         self.settings = self._returning.settings = ResolvedSettings.kept(fields)
 
     def _packed(self, fields: list[Any]) -> bytes:
@@ -713,7 +593,7 @@ class Ledger:
         self.version += 1
         self.changed = True
         if kind in (RecordKind.PULL, RecordKind.PASSED, RecordKind.AGAIN, RecordKind.ACK):
-            return self._follow(kind, fields)
+            return self._replay_delivery(kind, fields)
         (member, retry, dead), *fields = fields
         self._consumers.next_number = max(self._consumers.next_number, member)
         self.retries.skip_to(retry)
@@ -725,42 +605,57 @@ class Ledger:
             self._apply(kind, fields)
         return True
 
-    def _follow(self, kind: int, fields: list[Any]) -> bool:
-        if kind == RecordKind.PULL:
-            return self._pulled(*fields)
-        if kind == RecordKind.PASSED:
-            return self._passed(*fields)
-        if kind == RecordKind.AGAIN:
-            return self._pulled_again(*fields)
+    def _replay_delivery(self, kind: int, fields: list[Any]) -> bool:
         member = self._consumers.there(fields[0])
-        if member is not None:
-            self._acked(member, fields[2], fields[1])
-        return member is not None
+        if kind == RecordKind.PASSED:
+            _, first, size, now_us, _, given, filtered, skipped, _ = fields
+            if given:
+                if member is None:
+                    return False
+                member.in_flight.skip_to(first)
+            self._apply_passed(member, unflat(given), size, now_us, filtered, skipped)
+            return True
+        if member is None:
+            return False
+        if kind == RecordKind.ACK:
+            self._apply_ack(member, fields[2], fields[1])
+            return True
+        _, first, size, now_us, *rest = fields
+        member.in_flight.skip_to(first)
+        if kind == RecordKind.PULL:
+            self._apply_pull(member, unflat(rest[0]), size, now_us)
+            return True
+        quarantined, which = rest
+        given = [InFlightRange.of(retry[1:]) for retry in which]
+        for (number, *_), in_flight in zip(which, given, strict=True):
+            self.retries.took(number, in_flight.messages, in_flight.attempt)
+        self._apply_again(member, given, size, now_us, quarantined)
+        return True
 
     def _apply(self, kind: int, fields: list[Any]) -> None:
         match kind:
             case RecordKind.JOIN:
-                self._join(*fields)
+                self._apply_join(*fields)
             case RecordKind.LEAVE:
-                self._leave(*fields)
+                self._apply_leave(*fields)
             case RecordKind.PART:
-                self._leave_in_part(*fields)
+                self._apply_part(*fields)
             case RecordKind.BACK:
-                self._back(*fields)
+                self._apply_back(*fields)
             case RecordKind.OVER:
-                self._over(*fields)
+                self._apply_over(*fields)
             case RecordKind.RESTORED:
-                self._bring_back(*fields)
+                self._apply_restored(*fields)
             case RecordKind.RESENT:
-                self._resend(*fields)
+                self._apply_resent(*fields)
             case RecordKind.REDRIVE:
                 self._returning.redrive(*fields)
             case RecordKind.FORGET:
-                self._forget(*fields)
+                self._apply_forget(*fields)
             case RecordKind.SETTINGS:
-                self._set(*fields)
+                self._apply_settings(*fields)
             case RecordKind.FORWARD:
-                self._forward(*fields)
+                self._apply_forward(*fields)
             case _:
                 raise AssertionError(kind)
 
@@ -806,12 +701,30 @@ class RestoredRuns:
                 self.add(run, start, end)
 
 
+class NoSlots:
+    """Stands for the slots of order keys while a group keeps no order: whatever is applied changes nothing."""
+
+    def __init__(self) -> None:
+        self.is_stale = False
+
+    def settled(self, consumer: int, start: int, end: int) -> None:
+        """See ``OrderSlots``, also for the others."""
+
+    returned = settled
+
+    def left(self, consumer: int) -> None:
+        """Change nothing."""
+
+    def came(self, several: Sequence[MessageRange]) -> None:
+        """Change nothing."""
+
+
 class Returning:
     """Decides for one group whether messages that come back from a consumer become retries or dead letters."""
 
     def __init__(self, retries: Retries, dead: ItemLog, counts: GroupCounts, totals: MessageTotals) -> None:
         self.settings = ResolvedSettings()
-        self.order: OrderSlots | None = None
+        self.slots: OrderSlots | NoSlots = NoSlots()
         #: Messages that have none of the group's tags: no consumer gets them, or gets them again.
         self.filtered = 0
         self._retries = retries
@@ -835,8 +748,7 @@ class Returning:
             if disposition == Disposition.FILTER:
                 self.filtered += end - start
                 self._totals.filtered_later += end - start
-                if self.order is not None:
-                    self.order.settled(member.number, start, end)
+                self.slots.settled(member.number, start, end)
             elif disposition == Disposition.RELEASE:
                 self._retries.add_each(failed, False)  # retries get their numbers in order
                 failed.clear()
@@ -859,11 +771,9 @@ class Returning:
                 in_flight = InFlightRange(messages, attempt, session_expiries)
                 why = reason or ("rejected" if is_reject else "out of attempts")
                 self._bury(consumer, start, in_flight, why, now_us)
-                if self.order is not None:
-                    self.order.settled(consumer, begin, end)
+                self.slots.settled(consumer, begin, end)
                 continue
-            if self.order is not None:
-                self.order.returned(consumer, begin, end)
+            self.slots.returned(consumer, begin, end)
             delay = self.settings.delay_us(attempt) if delay_us is None else delay_us
             yield messages, attempt + 1, session_expiries, Failure(reason, consumer, start, now_us, now_us + delay)
 
@@ -881,8 +791,7 @@ class Returning:
         reason: str = "released",
     ) -> None:  # fmt: skip
         ranges = list(ranges)
-        if self.order is not None:
-            self.order.returned(member.number, start, start + sum(one.messages.total for one in ranges))
+        self.slots.returned(member.number, start, start + sum(one.messages.total for one in ranges))
         failure = Failure(reason, member.number, start, now_us, now_us + delay_us)
         several = [(in_flight.messages, in_flight.attempt, in_flight.session_expiries) for in_flight in ranges]
         self._retries.add_all(several, member.quarantined, failure)
@@ -908,11 +817,9 @@ class Returning:
                     self._bury(
                         member.number, start, in_flight._replace(session_expiries=session_expiries), reason, now_us
                     )
-                    if self.order is not None:
-                        self.order.settled(member.number, begin, behind)
+                    self.slots.settled(member.number, begin, behind)
                     continue
-                if self.order is not None:
-                    self.order.returned(member.number, begin, behind)
+                self.slots.returned(member.number, begin, behind)
                 pieces += [(piece, in_flight.attempt, session_expiries) for piece in split(in_flight.messages)]
             self._retries.add_all(pieces, True, failure)
 
@@ -920,8 +827,7 @@ class Returning:
         """Make retries of dead letters, as if for the first time."""
         for letter in unpacked(chosen(self._dead, numbers)):
             failure = Failure(letter.reason, letter.consumer, letter.delivery_sequence, now_us, now_us)
-            if self.order is not None:
-                self.order.came([letter.messages])
+            self.slots.came([letter.messages])
             self._retries.add(letter.messages, 1, 0, False, failure)
             self._dead.take_out(letter.number, letter.number + 1)
 

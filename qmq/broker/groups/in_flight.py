@@ -20,23 +20,22 @@ from qmq.intervals import Intervals
 #: Intervals of handed back messages to remember below the ack floor, so that a late ack of them is refused.
 MOST_LATE: Final = 64
 
+_new_pull: Final = object.__new__
+
 
 class InFlightPull:
-    """The messages of one pull: delivery sequences [first, first + total)."""
+    """The messages of one pull: delivery sequences [first, first + total). ``InFlight.add`` makes it."""
 
-    __slots__ = ("_starts", "first", "quarantined", "ranges", "since_us", "size", "taken_us", "total")
+    __slots__ = ("first", "quarantined", "ranges", "since_us", "size", "starts", "taken_us", "total")
 
-    def __init__(self, first: int, ranges: list[InFlightRange], size: int, taken_us: int, quarantined: bool) -> None:
-        self.first = first
-        self.ranges = ranges
-        self.total = (
-            ranges[0].messages.total if len(ranges) == 1 else sum(in_flight.messages.total for in_flight in ranges)
-        )
-        self.size = size  # bytes
-        self.taken_us = taken_us
-        self.quarantined = quarantined
-        self.since_us = 0  # monotonic, when the ack deadline's time began; 0: no deadline
-        self._starts: list[int] | None = None  # the first delivery sequence of each range
+    first: int
+    ranges: list[InFlightRange]
+    total: int
+    size: int  # bytes
+    taken_us: int
+    quarantined: bool
+    since_us: int  # monotonic, when the ack deadline's time began; 0: no deadline
+    starts: list[int] | None  # the first delivery sequence of each range, once it is needed
 
     def between(self, start: int, end: int) -> Iterator[InFlightRange]:
         """Return the parts of its ranges with delivery sequences in [start, end)."""
@@ -63,10 +62,10 @@ class InFlightPull:
         starts[at:behind] = list(accumulate(totals, initial=first))[:-1]
 
     def _starts_of(self) -> list[int]:
-        if self._starts is None:
+        if self.starts is None:
             totals = (in_flight.messages.total for in_flight in self.ranges)
-            self._starts = list(accumulate(totals, initial=self.first))[:-1]
-        return self._starts
+            self.starts = list(accumulate(totals, initial=self.first))[:-1]
+        return self.starts
 
     def _part(self, at: int, low: int, high: int | None) -> list[InFlightRange]:
         """Return messages *low* up to *high* (None: the end) of the range at *at*: one range, or none."""
@@ -110,11 +109,16 @@ class InFlight:
 
     def add(self, ranges: list[InFlightRange], size: int, now_us: int, quarantined: bool = False) -> InFlightPull:
         """Add a pull that the consumer gets."""
-        pull = InFlightPull(self.next_sequence, ranges, size, now_us, quarantined)
+        pull = _new_pull(InFlightPull)  # each message may come alone: its class has no __init__ to call
+        pull.ranges, pull.size, pull.taken_us, pull.quarantined = ranges, size, now_us, quarantined
+        pull.since_us, pull.starts = 0, None
+        pull.first = first = self.next_sequence
+        total = ranges[0].messages.total if len(ranges) == 1 else sum(one.messages.total for one in ranges)
+        pull.total = total
         self.pulls.append(pull)
-        self.next_sequence += pull.total
+        self.next_sequence = first + total
         self.size += size
-        self._pulled += pull.total
+        self._pulled += total
         return pull
 
     def is_next(self, start: int, end: int) -> bool:
@@ -128,10 +132,6 @@ class InFlight:
 
         Refused are messages that were handed back before, or never pulled. To ack twice is no error.
         """
-        if len(intervals) == 2 and self.is_next(*intervals):  # one after another, as most are
-            start, end = intervals
-            self.move_ack_floor(end, now_us)
-            return end - start, 0
         new = refused = 0
         for start, end in zip(intervals[::2], intervals[1::2], strict=True):
             if self.holds(start, end):
@@ -271,9 +271,9 @@ class InFlight:
         in_flight._late.extend(map(tuple, late))
         for first, size, taken_us, quarantined, ranges in pulls:
             parts = [InFlightRange(MessageRange(*map(whole, part[:6])), *map(whole, part[6:])) for part in ranges]
-            in_flight.pulls.append(InFlightPull(whole(first), parts, whole(size), whole(taken_us), quarantined))
-            in_flight.size += size
-            in_flight._pulled += in_flight.pulls[-1].total
+            in_flight.next_sequence = whole(first)
+            in_flight.add(parts, whole(size), whole(taken_us), quarantined)
+        in_flight.next_sequence = next_sequence
         return in_flight
 
     def _move_ack_floor(self, now_us: int = 0) -> None:

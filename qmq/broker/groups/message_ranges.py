@@ -105,7 +105,8 @@ def range_of_run(store: Store, partition: int, entry: EntryRow, subject_filter: 
     """Return the range that ``ranges_of`` gives for one whole run that a single filter takes."""
     if subject_filter.exact and entry[3] < store.checkpoints.subjects_claimed:
         return made(MessageRange, (entry[3], entry[0], 0, 0, entry[4], 0))
-    return made(MessageRange, (log_of_lane(partition, entry[6]), entry[1], entry[5], 0, entry[4], entry[1]))
+    log = log_of_lane(partition, entry[6]) if entry[6] else PARTITIONS + partition
+    return made(MessageRange, (log, entry[1], entry[5], 0, entry[4], entry[1]))
 
 
 def log_of_lane(partition: int, lane: int) -> int:
@@ -126,7 +127,8 @@ def ranges_of_batch(store: Store, partition: int, position: int, messages: int) 
 
 def _range_of(part: RunPart) -> MessageRange:
     partition, entry, start, stop = part
-    return MessageRange(log_of_lane(partition, entry[6]), entry[1], entry[5], start, stop - start, entry[1])
+    log = log_of_lane(partition, entry[6]) if entry[6] else PARTITIONS + partition
+    return MessageRange(log, entry[1], entry[5], start, stop - start, entry[1])
 
 
 def _keep_numbers(store: Store, filters: Sequence[SubjectFilter]) -> bool:

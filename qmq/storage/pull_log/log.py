@@ -195,14 +195,15 @@ class PullLog:
         staged, seed = self._staged, self._seed
         while staged:
             # As many records as the file has space for, with checksums for their positions.
-            start, limit, count, buffers = self.end, self._limit, 0, list[bytes]()
+            buffers: list[bytes] = []
+            start, limit, count = self.end, self._limit, 0
             end = start
             for kind, payload in staged:
                 record = PULL_RECORD_HEADER_SIZE + len(payload)
                 assert record <= MAX_RECORD_BYTES
                 if end + record > limit:
                     break
-                crc = crc32c(_pack_sealed(end, record, kind, 0, 0) + payload, seed)  # as record_crc
+                crc = crc32c(_pack_sealed(end, record, kind) + payload, seed)  # as record_crc
                 buffers += (_pack_header(record, crc, kind, 0, 0), payload)
                 end += record
                 count += 1

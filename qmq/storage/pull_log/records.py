@@ -51,7 +51,7 @@ MAX_RECORD_BYTES: Final = 1 << 20
 _SEED: Final = struct.Struct("<16sQ")
 #: The bytes that a record's checksum covers behind the secret and before the payload: position u64, then the header
 #: without its checksum.
-SEALED: Final = struct.Struct("<QIBBH")
+SEALED: Final = struct.Struct("<QIB3x")
 _CHECKED: Final = PULL_FILE_HEADER_SIZE - 4
 _CRC_OFFSET: Final = 4
 

@@ -276,6 +276,15 @@ def test_the_state_for_the_checkpoint_is_packed_anew_after_each_change(tmp_path:
     is_new()
 
 
+def test_a_replayed_pull_begins_at_its_own_delivery_sequence(tmp_path: Path) -> None:
+    """Records of pulls before it may be lost."""
+    ledger = Driven(tmp_path).ledger
+    member = ledger.join("c", b"n", False, 0)
+    assert ledger.replay(RecordKind.PULL, [member.number, 5, 1, 1_000, [3, 0, 0, 0, 2, 0], []])
+    assert member.in_flight.unhandled() == [(5, 7)]
+    assert (member.pulled_us, ledger.totals.handed) == (1_000, 2)
+
+
 def test_one_answer_has_so_many_retries_at_most(tmp_path: Path) -> None:
     driven = Driven(tmp_path)
     ledger = driven.ledger

@@ -9,7 +9,7 @@ import msgpack
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qmq.broker.groups.in_flight import InFlight, InFlightPull
+from qmq.broker.groups.in_flight import InFlight
 from qmq.broker.journal.record_types import InFlightRange, MessageRange
 
 CALLS = st.lists(
@@ -104,7 +104,7 @@ def test_replace_changes_only_the_ranges_of_the_copies() -> None:
     for _ in range(200):
         totals = [rng.randrange(1, 6) for _ in range(rng.randrange(1, 8))]
         ranges = [InFlightRange(MessageRange(1, 10 * at, 0, 0, total), at, 0) for at, total in enumerate(totals)]
-        pull = InFlightPull(100, ranges, 0, 0, quarantined=False)
+        pull = InFlight(100).add(ranges, 0, 0)
         expected = ids_of(ranges)
         for number in range(6):
             start = rng.randrange(sum(totals))

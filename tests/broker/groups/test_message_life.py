@@ -8,7 +8,7 @@ from typing import Final
 
 import pytest
 
-from qmq.broker.groups.group_state import MESSAGE_LIFE, MessageEvent, MessageState
+from qmq.broker.groups.message_life import MESSAGE_LIFE, MessageEvent, MessageState
 from qmq.broker.journal.record_types import RecordKind
 from qmq.broker.ports.commands import HandOver
 from qmq.broker.ports.limits import BrokerLimits

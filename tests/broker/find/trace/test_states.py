@@ -13,7 +13,7 @@ from qmq.broker.find.trace.events import MessageChange, events_of
 from qmq.broker.find.trace.places import MessagePlace
 from qmq.broker.find.trace.records import FileFacts, RecordScan
 from qmq.broker.find.trace.states import GroupMessage, GroupView, with_events
-from qmq.broker.groups.group_state import MessageEvent
+from qmq.broker.groups.message_life import MessageEvent
 from tests.broker.group_state import WrittenRecords
 from tests.broker.model_log import Message
 from tests.broker.test_group_model import HISTORIES, GroupMachine
