@@ -84,6 +84,7 @@ KINDS_BY_CODE: Final = {code: kind for kind, code in KIND_CODES.items()}
 #: The bits of a filter's number below the code of its kind of lanes.
 ORDINAL_BITS: Final = 11
 _ORDINALS: Final = 1 << ORDINAL_BITS
+_NO_START: Final = np.uint64(2**64 - 1)
 
 
 class SubjectFilter:
@@ -493,15 +494,21 @@ class Group:
     def started_in_slots(
         self, store: Store, numbers: npt.NDArray[Any], cursors: npt.NDArray[np.uint64]
     ) -> npt.NDArray[np.uint64]:
-        """Do as ``started`` for subjects with order keys, whichever prefix takes them."""
+        """Do as ``started`` for subjects with order keys: of several prefixes that take one, the first start counts."""
+        if cursors.all() or not any(base.start.kind == "sequence" for base in self.filters.values()):
+            return cursors
+        starts = np.full(len(numbers), _NO_START)
         for base in self.filters.values():
             start = base.start
-            if start.kind != "sequence" or not start.value or cursors.all():
-                continue
+            is_sequence = start.kind == "sequence"
             for ordered in base.with_slots():
                 matches = ordered.matches(store)
                 assert matches is not None  # these are some lanes only
-                cursors[(cursors == 0) & (numbers < start.subjects) & matches[numbers]] = start.value
+                taken = matches[numbers]
+                own = np.where(is_sequence & (numbers[taken] < start.subjects), np.uint64(start.value), np.uint64(0))
+                starts[taken] = np.minimum(starts[taken], own)
+        unset = (cursors == 0) & (starts != _NO_START)
+        cursors[unset] = starts[unset]
         return cursors
 
     def is_changed(self) -> bool:

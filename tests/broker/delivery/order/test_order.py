@@ -17,7 +17,7 @@ from qmq.broker.ports.effects import Acked, Administered, HandedBack, PulledMess
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.format.build import RunContent, make_header
 from qmq.format.lanes import ORDERED_KINDS
-from qmq.format.layout import LANE_HIGH, LANE_ORDERED
+from qmq.format.layout import LANE_HIGH, LANE_NORMAL, LANE_ORDERED
 from qmq.net.protocol.types import Disposition
 from tests.broker.find.test_resend import resend
 from tests.broker.harness import Driven, bodies_of, runs_of_answer
@@ -695,6 +695,23 @@ def test_resent_messages_come_in_order_and_before_what_follows(tmp_path: Path) -
         found += some
         driven.ack(two, *numbers_of(answer))
     assert found == ["k 1", "k 2", "k 3"]
+    driven.close()
+
+
+@pytest.mark.parametrize("kind", [LANE_ORDERED, LANE_NORMAL])
+def test_a_wider_prefix_takes_what_lies_before_a_sequence_that_a_narrower_one_was_set_to(
+    tmp_path: Path, kind: int
+) -> None:
+    driven = Slots(tmp_path)
+    driven.join("narrow")
+    for number in range(3):
+        driven.do(driven.send_command({"a.b": [b"k %d" % number]}, lane=kind | (7 if kind == LANE_ORDERED else 0)))
+    driven.do(Administer(9, driven.request(), "seek_group", {"group": "g", "to": ("sequence", 3)}))
+    assert texts(driven.take(driven.join("narrow"))) == []
+    wide = driven.join("wide", "", start="first")
+    (said,) = driven.do(Administer(9, driven.request(), "groups", {"group": "g"}))
+    ready = said.fields["rows"][0]["ready"]
+    assert (texts(driven.take(wide)), ready) == (["k 0", "k 1", "k 2"], 3)
     driven.close()
 
 
