@@ -11,10 +11,10 @@ from collections.abc import Callable
 from typing import Final
 
 from qmq.broker.delivery.encode import PIECE_BYTES
-from qmq.broker.delivery.fast_path import FastPath
 from qmq.broker.delivery.pull import Delivery
 from qmq.broker.groups.group import Subscription, Waiting
 from qmq.broker.groups.member import Member
+from qmq.broker.groups.membership import MessageKind, Offer
 from qmq.broker.groups.message_ranges import range_of_run
 from qmq.broker.journal.write_gate import LATER_US, WriteGate
 from qmq.broker.ports.commands import QUIET_US, Now, Pull
@@ -52,8 +52,8 @@ class ShortWay:
         self._gate = gate
         self._effects = effects
         self._is_open = True
-        self._fast_path = FastPath(store)
         self._tracker = delivery.tracker
+        self._server = delivery.server
         #: Whether something was left to a turn since a caller last set this to False.
         self.is_unfinished = False
         #: Whether batches wait for a sync: ``take_syncs`` has to follow.
@@ -237,26 +237,24 @@ class ShortWay:
     def _answer(
         self, pull: Pull, subscription: Subscription, member: Member, now: Now
     ) -> tuple[int, Answers | None]:  # fmt: skip
-        """Answer a pull with all messages that are ready, if the fast path takes them."""
+        """Answer a pull with the messages that are ready, if there are enough of them, in memory."""
         ledger, in_flight = subscription.group.ledger, member.in_flight
         assert ledger is not None
-        room = ledger.settings.max_unacked - (in_flight.next_sequence - in_flight.ack_floor)
-        room_bytes = ledger.settings.max_unacked_bytes - in_flight.size
-        most, size = min(pull.max_count, self._most_count, room), min(pull.max_bytes, self._most_bytes, room_bytes)
-        fast = self._fast_path.take(subscription, most, size, max(pull.min_count, 1), now.monotonic_us)
-        if fast is None:
+        settings = ledger.settings
+        room = settings.max_unacked - (in_flight.next_sequence - in_flight.ack_floor)
+        room_bytes = settings.max_unacked_bytes - in_flight.size
+        if room <= 0 or room_bytes <= 0:
             return 0, None
+        most, size = min(pull.max_count, self._most_count, room), min(pull.max_bytes, self._most_bytes, room_bytes)
         self._tracker.now = now
         try:
-            start, end = self._tracker.record_pull(subscription, fast.parts, fast.size, fast.messages, fast.apply)
+            answer = self._server.answer_at_once(pull, subscription, made(Offer, (MessageKind.FRESH, most, size, ())))
         except InternalError:  # the general way finds out, and says so
+            answer = None
+        if answer is None:
             return 0, None
         member.seen_us = now.monotonic_us
-        subscription.filters[0].reads.clear()
-        ranges = ((start, end - start, 1),)
-        handed = [
-            PulledMessages(pull.connection, pull.request, fast.buffers, fast.size, fast.messages, None, ranges, ())
-        ]
+        handed = [answer]
         acks = self._write(handed)
         return 1, (None, [], []) if acks is None else (None, handed, acks)
 

@@ -12,8 +12,8 @@ _ACCOUNTS: Final = ("tests/broker/test_accounts.py",)
 OF_ACCOUNTS: Final = (
     Mutant(
         "pass no message without a record",
-        "FastAnswer.apply",
-        instead("entry[0] + entry[4]", "entry[0] + entry[4] + 1"),
+        "PullSelection._take_run",
+        instead("entry[0] + stop", "entry[0] + stop + 1"),
         _ACCOUNTS,
     ),
     Mutant(

@@ -70,15 +70,15 @@ CONSUMING: Final = (
     ),
     Mutant(
         "hand out what has just come only where nothing lies before it",
-        "FastPath._wanted",
-        never("exact and first != expected"),
-        ("tests/broker/delivery/test_fast_path.py",),
+        "PullSelection._take_exact",
+        never("entry[0] > cursor"),
+        ("tests/broker/delivery/test_newest_rows.py",),
     ),
     Mutant(
-        "go the short way through a backlog only where its bytes are in memory",
-        "FastPath._at_hand",
-        always("at_hand"),
-        ("tests/broker/delivery/test_fast_path.py",),
+        "hand out of a backlog only what is in memory",
+        "PullSelection._take_entry",
+        always("is_sound or page_cache.has(entry[1], entry[10], self._now.monotonic_us)"),
+        ("tests/broker/delivery/test_newest_rows.py",),
     ),
     Mutant(
         "check each run of a piece of several by its own checksum",

@@ -66,7 +66,7 @@ SAFEGUARDS: Final = (
     ),
     Mutant(
         "hand out to an at_most_once group only what is on disk",
-        "PullSelector._select",
+        "PullSelector.choose",
         instead("self._on_disk.count(selection.parts, selection.count)", "selection.count"),
         ("tests/broker/delivery/test_at_most_once_on_disk.py",),
     ),
@@ -121,7 +121,7 @@ SAFEGUARDS: Final = (
     Mutant(
         "look at tags and expiry in a pull",
         "PullSelection._take_entry",
-        never("self._filter is not None and self._filter.decides(entry[8])"),
+        never("self._chooses or entry[8] & ENTRY_HAS_EXPIRE_AT"),
         ("tests/broker/delivery/test_filters.py",),
     ),
     Mutant(

@@ -26,14 +26,8 @@ OF_SHARING: Final = (
     ),
     Mutant(
         "hand out again to who follows it",
-        "_prefix_share_of",
-        instead("None if share.is_all else Eligibility(store, group, share)", "None"),
-        _SHARING,
-    ),
-    Mutant(
-        "look in vain once only",
-        "DeliveryTracker.is_due",
-        always("share is None or share.first(ledger.retries.due) is not None"),
+        "_share_of",
+        instead("None if share.is_all else share", "None"),
         _SHARING,
     ),
     Mutant(
@@ -46,12 +40,6 @@ OF_SHARING: Final = (
         "go by the subject that a message of another broker was sent to",
         "Eligibility._takes_subject",
         instead("origin_subject(self._store.subjects.name(number))", "self._store.subjects.name(number)"),
-        _SHARING,
-    ),
-    Mutant(
-        "put back pieces of one retry whole",
-        "Retries.put_back",
-        instead("count < retry.messages.total", "queue and queue[0].number == retry.number"),
         _SHARING,
     ),
     Mutant(

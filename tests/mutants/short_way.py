@@ -77,7 +77,8 @@ OF_SHORT_WAY: Final = (
            instead("min(pull.max_count, self._most_count, room)", "min(pull.max_count, room)")),
     _guard("keep the bytes of a pull that finds more", "ShortWay._answer",
            instead("min(pull.max_bytes, self._most_bytes, room_bytes)", "room_bytes")),
-    _guard("wait for as many as are wanted", "ShortWay._answer", instead("max(pull.min_count, 1)", "1")),
+    _guard("wait for as many as are wanted", "PullServer.answer_at_once", instead("max(pull.min_count, 1)", "1")),
+    _guard("leave a read to the general way", "PullServer.answer_at_once", never("selection.wanted is not None")),
     # --- what is plain ------------------------------------------------------------------------------------------------
     _guard("a group with tags is not plain", "Ledger.is_plain",
            instead("settings.tags or settings.expire_after_us or settings.ack_deadline_us",

@@ -40,12 +40,16 @@ class ChosenCursors:
         """*scratch* is for this choice alone, until the next one begins."""
         self._cursors = cursors
         self._scratch = scratch
-        self._choice = scratch.begin()
-        self._moves: list[tuple[Any, Any]] = []
+        self._choice = 0  # its number, once it has a value in the scratch
+        self._moves: list[tuple[npt.NDArray[Any], npt.NDArray[Any]] | dict[int, int]] = []
         self._noted = 0  # so many of them are in the scratch: only who reads needs them there
+        self._last: dict[int, int] = {}  # the moves of single subjects behind these
 
     def get(self, number: int) -> int:
         """Return the next sequence of a subject."""
+        cursor = self._last.get(number)
+        if cursor is not None:
+            return cursor
         if self._moves:
             scratch = self._note()
             if number < len(scratch.choices) and scratch.choices.item(number) == self._choice:
@@ -55,6 +59,7 @@ class ChosenCursors:
     def of(self, numbers: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
         """Return the next sequences of these subjects: u64[len(numbers)]."""
         known = self._cursors.of(numbers)
+        self._end_last()
         if self._moves and len(numbers):
             scratch = self._note()
             scratch.upto(int(numbers.max()) + 1)
@@ -62,15 +67,30 @@ class ChosenCursors:
             known[chosen] = scratch.values[numbers[chosen]]
         return known
 
-    def move(self, numbers: Any, values: Any) -> None:
-        """Move the cursors of a subject, or of several; of several values of one subject the last counts."""
-        self._moves.append((numbers, values))
+    def move(self, number: int, sequence: int) -> None:
+        """Move the cursor of a subject."""
+        self._last[number] = sequence
+
+    def move_several(self, numbers: npt.NDArray[Any], sequences: npt.NDArray[Any]) -> None:
+        """Move the cursors of several subjects; of several values of one subject the last counts."""
+        self._end_last()
+        self._moves.append((numbers, sequences))
+
+    def _end_last(self) -> None:
+        if self._last:
+            self._moves.append(self._last)
+            self._last = {}
 
     def _note(self) -> CursorScratch:
         scratch = self._scratch
-        for numbers, values in self._moves[self._noted :]:
-            scratch.upto(_count(numbers))
-            scratch.values[numbers] = values  # numpy keeps the last of several assignments
+        self._choice = self._choice or scratch.begin()
+        for move in self._moves[self._noted :]:
+            if isinstance(move, tuple):
+                numbers, sequences = move
+            else:
+                numbers, sequences = np.array(list(move)), np.array(list(move.values()), np.uint64)
+            scratch.upto(1 + int(numbers.max()))
+            scratch.values[numbers] = sequences  # numpy keeps the last of several assignments
             scratch.choices[numbers] = self._choice
         self._noted = len(self._moves)
         return scratch
@@ -78,14 +98,11 @@ class ChosenCursors:
     def apply(self) -> None:
         """Move the group's cursors."""
         cursors = self._cursors
-        for numbers, values in self._moves:
-            if isinstance(numbers, int):
-                cursors.set(numbers, values)
+        for move in self._moves:
+            if isinstance(move, tuple):
+                cursors.put(*move)
             else:
-                cursors.put(numbers, values)
-        self._moves.clear()
-        self._noted = 0
-
-
-def _count(numbers: Any) -> int:
-    return 1 + (numbers if isinstance(numbers, int) else int(numbers.max()))
+                cursors.update(move)
+        if self._last:
+            cursors.update(self._last)
+        self._moves, self._last, self._noted = [], {}, 0

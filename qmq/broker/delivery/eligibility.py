@@ -6,8 +6,7 @@ Retries that nobody takes are passed over, so that they hold up no others.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from collections.abc import Iterable, Iterator
 from itertools import groupby
 from typing import Final
 
@@ -29,116 +28,50 @@ MOST_LOOKS: Final = 64
 #: Ranges and subjects whose eligibility is remembered.
 _REMEMBERED: Final = 8_192
 
-#: A count of messages, and whether the consumer takes them.
+#: A count of messages, and whether the consumer may have them.
 ShareRange = tuple[int, bool]
 
 
-def share_of(store: Store, subscription: Subscription) -> Eligibility | OrderEligibility | None:
+def eligibility_of(store: Store, subscription: Subscription) -> Eligibility | None:
     """Return the eligibility of a consumer; None for one that may have all messages of its group now."""
-    share, member = _prefix_share_of(store, subscription), subscription.member
-    order = None if subscription.group.ledger is None else subscription.group.ledger.order
+    group, member = subscription.group, subscription.member
+    order = None if group.ledger is None else group.ledger.order
     if order is None or member is None or not order.has_retries:
-        return share
-    return OrderEligibility(store, subscription.group, order, member.number, share)
+        order = None
+    share = _share_of(subscription)
+    if share is None and order is None:
+        return None
+    return Eligibility(store, group, share, order, 0 if member is None else member.number)
 
 
-def _prefix_share_of(store: Store, subscription: Subscription) -> Eligibility | None:
-    group = subscription.group
+def _share_of(subscription: Subscription) -> ConsumerShare | None:
+    """Return the part of its group's subjects that a consumer follows; None for all."""
+    group, share = subscription.group, subscription.share
     if len(subscription.filters) == len(group.filters):
         return None
-    share = subscription.share
     if share is None or share.among != len(group.filters):
         share = subscription.share = ConsumerShare(
             group.filters, [subject_filter.prefix for subject_filter in subscription.filters]
         )
-    return None if share.is_all else Eligibility(store, group, share)
+    return None if share.is_all else share
 
 
 class Eligibility:
-    """Decides which messages of a group one of its consumers may have, by the consumer's share."""
-
-    def __init__(self, store: Store, group: Group, share: ConsumerShare) -> None:
-        self._store = store
-        self._group = group
-        self._share = share
-
-    def lookup(self) -> RangeLookup:
-        """Return a lookup for the ranges of one answer."""
-        return RangeLookup(self._store, self._group)
-
-    def begin(self) -> None:
-        """Begin to choose for one answer."""
-
-    def first(self, retries: Iterable[RetryItem]) -> RetryItem | None:
-        """Return the first of the retries that the consumer takes any of, or may take."""
-        return _first(retries, partial(self.share_ranges, self.lookup()))
-
-    def share_ranges(self, lookup: RangeLookup, messages: MessageRange) -> list[ShareRange] | None:
-        """Return which of the messages the consumer takes, in order; None after enough lookups. Raises NotInMemory."""
-        total = messages.total
-        if messages in self._share.others:
-            return [(total, False)]
-        if messages.log < PARTITIONS:
-            found = [(total, self._takes_subject(messages.log))]
-        else:
-            prefix = self._group.filter_of(prefix_of(messages)) if prefix_of(messages) else None
-            if prefix is not None and takes(self._share.prefixes, prefix.prefix):
-                return [(total, True)]
-            if lookup.looks >= MOST_LOOKS:
-                return None
-            found = self._in_parts(lookup.parts(messages), total)
-        start = 0
-        for count, is_taken in found:
-            if not is_taken:
-                self._pass_over(messages.part(start, start + count))
-            start += count
-        return found
-
-    def _pass_over(self, messages: MessageRange) -> None:
-        if len(self._share.others) >= _REMEMBERED:
-            self._share.others.clear()
-        self._share.others.add(messages)
-
-    def _in_parts(self, parts: MessageParts, total: int) -> list[ShareRange]:
-        """Return which messages of *parts* the consumer takes.
-
-        Messages that no longer exist match no prefix; any consumer may take them.
-        """
-        rows = list[ShareRange]()
-        for part in parts:
-            if isinstance(part, RunPart):
-                rows.append((part.stop - part.start, self._takes_subject(part.entry[3])))
-            else:
-                taken = map(self._takes_subject, part.rows["subject"].tolist())
-                rows += zip(part.rows["count"].tolist(), taken, strict=True)
-        if sum(count for count, _ in rows) != total:
-            return [(total, True)]
-        return [(sum(count for count, _ in group), is_taken) for is_taken, group in groupby(rows, lambda row: row[1])]
-
-    def _takes_subject(self, number: int) -> bool:
-        known = self._share.subjects.get(number)
-        if known is None:
-            if len(self._share.subjects) >= _REMEMBERED:
-                self._share.subjects.clear()
-            name = origin_subject(self._store.subjects.name(number))
-            # A message that the group no longer follows becomes a dead letter, whoever takes it.
-            known = takes(self._share.prefixes, name) or self._group.follows_no_more(name)
-            self._share.subjects[number] = known
-        return known
-
-
-class OrderEligibility:
-    """Decides which retries one of a group's consumers may have by the order of their slots, and by its share."""
+    """Decides which retries of a group one of its consumers may have: those of its own subjects, and of a slot those
+    before which none waits and of which nobody else has messages in flight.
+    """
 
     def __init__(
-        self, store: Store, group: Group, order: OrderSlots, consumer: int, share: Eligibility | None
+        self, store: Store, group: Group, share: ConsumerShare | None, order: OrderSlots | None, consumer: int
     ) -> None:  # fmt: skip
-        """*share* is that of the consumer's prefixes; None: it takes all."""
+        """*share* is the part of the subjects that the consumer follows, None for all; *order* has the group's slots,
+        None where these decide nothing.
+        """
         self._store = store
         self._group = group
+        self._share = share
         self._order = order
         self._consumer = consumer
-        self._share = share
         self._before: dict[int, Intervals] = {}  # by slot: the places that it gets in this answer
 
     def begin(self) -> None:
@@ -146,65 +79,118 @@ class OrderEligibility:
         self._before.clear()
 
     def first(self, retries: Iterable[RetryItem]) -> RetryItem | None:
-        """Return the first of the retries that the consumer may have any of, as far as that is known."""
+        """Return the first of the retries that the consumer may have any of, or of which that is not known yet."""
         lookup = RangeLookup(self._store, self._group)
-
-        def alone(messages: MessageRange) -> list[ShareRange] | None:
+        for retry in retries:
             self.begin()
-            return self.share_ranges(lookup, messages)
+            try:
+                ranges = self.ranges(lookup, retry.messages)
+            except (NotInMemory, StorageError):
+                return retry
+            if ranges is None or any(is_taken for _, is_taken in ranges):
+                return retry
+        return None
 
-        return _first(retries, alone)
-
-    def share_ranges(self, lookup: RangeLookup, messages: MessageRange) -> list[ShareRange] | None:
+    def ranges(self, lookup: RangeLookup, messages: MessageRange) -> list[ShareRange] | None:
         """Return which of the messages the consumer may have behind those that it was asked about since ``begin``, in
         order; None after enough lookups. Raises NotInMemory.
         """
-        found = [(messages.total, True)] if self._share is None else self._share.share_ranges(lookup, messages)
-        if found is None or not any(is_taken for _, is_taken in found):
-            return found
-        slots = self._order.looked_up.get(messages)
+        own = [(messages.total, True)] if self._share is None else self._own_ranges(self._share, lookup, messages)
+        if self._order is None or own is None or not any(is_taken for _, is_taken in own):
+            return own
+        slots = self._slots_of(self._order, lookup, messages)
         if slots is None:
+            return None
+        if sum(count for _, _, count in slots) != messages.total:
+            return own  # messages are missing: whoever reads the others finds out which
+        return _joined(self._in_order(self._order, own, slots))
+
+    # --- its own subjects --------------------------------------------------------------------------------------------
+
+    def _own_ranges(
+        self, share: ConsumerShare, lookup: RangeLookup, messages: MessageRange
+    ) -> list[ShareRange] | None:  # fmt: skip
+        """Return which of the messages are of its subjects, in order; None after enough lookups. Raises NotInMemory."""
+        total = messages.total
+        if messages in share.others:
+            return [(total, False)]
+        if messages.log < PARTITIONS:
+            ranges = [(total, self._takes_subject(share, messages.log))]
+        else:
+            prefix = self._group.filter_of(prefix_of(messages)) if prefix_of(messages) else None
+            if prefix is not None and takes(share.prefixes, prefix.prefix):
+                return [(total, True)]
             if lookup.looks >= MOST_LOOKS:
                 return None
-            slots = slots_of(self._store, lookup.parts(messages))
-            if len(self._order.looked_up) >= _REMEMBERED:
-                self._order.looked_up.clear()
-            self._order.looked_up[messages] = slots
-        if sum(count for _, _, count in slots) != messages.total:
-            return found  # messages are missing: whoever reads the others finds out which
-        return _joined(self._taken(found, slots))
+            ranges = self._in_parts(share, lookup.parts(messages), total)
+        start = 0
+        for count, is_taken in ranges:
+            if not is_taken:
+                if len(share.others) >= _REMEMBERED:
+                    share.others.clear()
+                share.others.add(messages.part(start, start + count))
+            start += count
+        return ranges
 
-    def _taken(self, found: list[ShareRange], slots: list[tuple[int, int, int]]) -> Iterator[ShareRange]:
-        shares, left, is_mine = iter(found), 0, False
+    def _in_parts(self, share: ConsumerShare, parts: MessageParts, total: int) -> list[ShareRange]:
+        """Return which messages of *parts* are of its subjects. Messages that no longer exist match no prefix; any
+        consumer may take them.
+        """
+        rows = list[ShareRange]()
+        for part in parts:
+            if isinstance(part, RunPart):
+                rows.append((part.stop - part.start, self._takes_subject(share, part.entry[3])))
+            else:
+                taken = (self._takes_subject(share, number) for number in part.rows["subject"].tolist())
+                rows += zip(part.rows["count"].tolist(), taken, strict=True)
+        if sum(count for count, _ in rows) != total:
+            return [(total, True)]
+        return _joined(rows)
+
+    def _takes_subject(self, share: ConsumerShare, number: int) -> bool:
+        known = share.subjects.get(number)
+        if known is None:
+            if len(share.subjects) >= _REMEMBERED:
+                share.subjects.clear()
+            name = origin_subject(self._store.subjects.name(number))
+            # A message that the group no longer follows becomes a dead letter, whoever takes it.
+            known = takes(share.prefixes, name) or self._group.follows_no_more(name)
+            share.subjects[number] = known
+        return known
+
+    # --- the order of slots ------------------------------------------------------------------------------------------
+
+    def _slots_of(
+        self, order: OrderSlots, lookup: RangeLookup, messages: MessageRange
+    ) -> list[tuple[int, int, int]] | None:  # fmt: skip
+        """Return (slot, place, count) of each run of the messages; None after enough lookups. Raises NotInMemory."""
+        slots = order.looked_up.get(messages)
+        if slots is None and lookup.looks < MOST_LOOKS:
+            if len(order.looked_up) >= _REMEMBERED:
+                order.looked_up.clear()
+            slots = order.looked_up[messages] = slots_of(self._store, lookup.parts(messages))
+        return slots
+
+    def _in_order(
+        self, order: OrderSlots, own: list[ShareRange], slots: list[tuple[int, int, int]]
+    ) -> Iterator[ShareRange]:  # fmt: skip
+        """Yield the ranges of *own*, cut by slots, without those that have to wait."""
+        shares, left, is_own = iter(own), 0, False
         for slot, place, count in slots:
             while count:
                 if not left:
-                    left, is_mine = next(shares)
+                    left, is_own = next(shares)
                 some = min(count, left)
-                yield some, is_mine and (slot < 0 or self._takes(slot, place, some))
+                yield some, is_own and (slot < 0 or self._is_next(order, slot, place, some))
                 place, count, left = place + some, count - some, left - some
 
-    def _takes(self, slot: int, place: int, count: int) -> bool:
-        before = self._before.get(slot)
-        if not self._order.may_come_again(self._consumer, slot, place, before):
+    def _is_next(self, order: OrderSlots, slot: int, place: int, count: int) -> bool:
+        if not order.may_come_again(self._consumer, slot, place, self._before.get(slot)):
             return False
         self._before.setdefault(slot, Intervals()).add(place, place + count)
         return True
 
 
-def _joined(found: Iterable[ShareRange]) -> list[ShareRange]:
-    return [(sum(count for count, _ in group), is_taken) for is_taken, group in groupby(found, lambda one: one[1])]
-
-
-def _first(
-    retries: Iterable[RetryItem], share_ranges: Callable[[MessageRange], list[ShareRange] | None]
-) -> RetryItem | None:
-    """Return the first of the retries that a consumer takes any of, or of which that is not known yet."""
-    for retry in retries:
-        try:
-            found = share_ranges(retry.messages)
-        except (NotInMemory, StorageError):
-            return retry
-        if found is None or any(is_taken for _, is_taken in found):
-            return retry
-    return None
+def _joined(ranges: Iterable[ShareRange]) -> list[ShareRange]:
+    """Return the ranges with neighbours that are alike as one."""
+    return [(sum(count for count, _ in alike), is_taken) for is_taken, alike in groupby(ranges, lambda part: part[1])]

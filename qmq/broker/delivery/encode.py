@@ -53,7 +53,9 @@ def answer_bytes(rows: Rows) -> npt.NDArray[np.int64]:
 
 def entry_bytes(entry: EntryRow) -> int:
     """Return how many bytes one run that goes alone adds to an answer at most."""
-    size = entry[9] + piece_bytes(entry)
+    size = entry[9] + PIECE_BYTES
+    if entry[8] & ENTRY_HAS_SOURCE:
+        size += MOST_SOURCE_BYTES
     return max(size, entry[10]) if entry[7] == 1 else size
 
 
@@ -116,7 +118,23 @@ class AnswerEncoder:
 
     def encode(self, parts: list[RunPart | WholeRuns]) -> list[Buffer]:
         """Return the buffers of *parts*, in order."""
+        together, end = list[RunPart](), -1  # whole batches that lie side by side
         for part in parts:
+            if (
+                isinstance(part, RunPart)
+                and (entry := part.entry)[7] == 1
+                and part.stop - part.start == entry[4]
+                and not self._checks
+            ):  # a whole batch of one run
+                if together and (entry[1] != end or part.partition != together[0].partition):
+                    self._add_together(together, end)
+                    together = []
+                together.append(part)
+                end = entry[1] + entry[10]
+                continue
+            if together:
+                self._add_together(together, end)
+                together = []
             try:
                 if isinstance(part, RunPart):
                     self._add_some(part)
@@ -124,14 +142,22 @@ class AnswerEncoder:
                     self._add_many(part)
             except QmqError as error:
                 self._note(error)
+        if together:
+            self._add_together(together, end)
         return self._buffers
+
+    def _add_together(self, parts: list[RunPart], end: int) -> None:
+        """Add whole batches that lie side by side up to *end*, as one slice."""
+        start = parts[0].entry[1]
+        try:
+            self._buffers.append(self._store.partitions[parts[0].partition].message_log.view(start, end - start))
+        except QmqError:
+            batches = ((part.entry[1], part.entry[10], 1) for part in parts)
+            self._add_each(parts[0].partition, batches)
 
     def _add_some(self, part: RunPart) -> None:
         entry = part.entry
         try:
-            if entry[7] == 1 and part.start == 0 and part.stop == entry[4] and not self._checks:
-                self._buffers.append(self._store.partitions[part.partition].message_log.view(entry[1], entry[10]))
-                return
             pieces, _ = self._batch(part.partition, entry[1], entry[10]).piece(entry[5], part.start, part.stop)
         except KnownBad:
             self._add_around(part.partition, entry[1], entry[10], [(entry[5], part.start, part.stop)])
@@ -170,9 +196,10 @@ class AnswerEncoder:
         """Add whole batches (position, size, runs) one by one, where some cannot be read."""
         for position, size, runs in batches:
             try:
-                self._buffers.append(self._store.partitions[partition].message_log.view(position, size))
-            except KnownBad:
-                self._add_around(partition, position, size, [(run, 0, None) for run in range(runs)])
+                try:
+                    self._buffers.append(self._store.partitions[partition].message_log.view(position, size))
+                except KnownBad:
+                    self._add_around(partition, position, size, [(run, 0, None) for run in range(runs)])
             except QmqError as error:
                 self._note(error)
 

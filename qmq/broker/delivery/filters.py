@@ -67,14 +67,6 @@ class MessageFilter:
             for part in parts
         )
 
-    def decides(self, flags: int) -> bool:
-        """Return whether any message of a run whose entry has these flags may be in another state than MATCHED."""
-        return self._decides_always or bool(flags & ENTRY_HAS_EXPIRE_AT)
-
-    def decides_any(self, flags: npt.NDArray[np.integer[Any]]) -> bool:
-        """Return whether that is so for any of several runs."""
-        return self._decides_always or bool((flags & ENTRY_HAS_EXPIRE_AT).any())
-
     def state_ranges(self, parts: MessageParts) -> Iterator[StateRange]:
         """Yield the same messages in the same order, with their states."""
         for part in parts:

@@ -49,7 +49,7 @@ class Delivery:
         self.durable = DurableReplies(store, effects)
         self.at_most_once = AtMostOnce(store)
         self.tracker = DeliveryTracker(store, limits, self._wake, visible)
-        self._server = PullServer(
+        self.server = PullServer(
             store, limits, effects, visible, self.waiting, self._reads, self.arrivals, self.tracker,
             self.at_most_once, on_disk,
         )  # fmt: skip
@@ -115,7 +115,7 @@ class Delivery:
 
     def _answer_waiting_pulls(self, subscription: Subscription) -> None:
         for waiting in self.waiting.of_subscription(subscription):
-            self._server.answer_empty(waiting)
+            self.server.answer_empty(waiting)
 
     def set_follows(self, group: Group, prefixes: Sequence[str], begin: GroupStart) -> None:
         """Have a group follow exactly *prefixes*. Waiting pulls wait for that, or are refused."""
@@ -127,7 +127,7 @@ class Delivery:
             if waiting.subscription.filters:
                 self.waiting.attach(waiting)
             else:
-                self._server.refuse(waiting, follows_none(group, waiting.subscription.asked))
+                self.server.refuse(waiting, follows_none(group, waiting.subscription.asked))
         self.arrivals.make_ready(subject_filter for subject_filter in group.filters.values() if subject_filter.waiting)
 
     def moved(self, connection: int) -> None:
@@ -170,7 +170,7 @@ class Delivery:
         if self.waiting.get(pull.connection, pull.request) is not None:
             raise InvalidOption(f"a pull with request number {pull.request} waits already; use a new number")
         waiting = Waiting(pull, subscription, now_us + pull.timeout_ms * 1_000)
-        if self._server.serve(waiting, final=not pull.timeout_ms) is None:
+        if self.server.serve(waiting, final=not pull.timeout_ms) is None:
             return
         if self.waiting.count_of(pull.connection) >= self._limits.max_waiting_pulls:
             raise Overloaded(
@@ -184,7 +184,7 @@ class Delivery:
         """Answer a waiting pull with no messages; one that was answered already needs nothing."""
         waiting = self.waiting.get(command.connection, command.pull_request)
         if waiting is not None:
-            self._server.answer_empty(waiting)
+            self.server.answer_empty(waiting)
             return
         for subscription in self.subscriptions.of_connection(command.connection):
             subscription.is_withdrawn = True  # it matters to one with an answer on its way
@@ -192,7 +192,7 @@ class Delivery:
     def refuse_waiting_pulls(self, error: QmqError) -> None:
         """Answer every waiting pull with an error, since the broker stops."""
         for waiting in self.waiting.all():
-            self._server.refuse(waiting, error)
+            self.server.refuse(waiting, error)
 
     def waiting_pulls(self) -> int:
         """Return how many pulls wait."""
@@ -201,8 +201,8 @@ class Delivery:
     def take_damaged(self) -> list[QmqError]:
         """Return the failed reads since the last call."""
         redelivery = self.tracker.redelivery
-        damaged = self._server.damaged + redelivery.damaged
-        self._server.damaged, redelivery.damaged = [], []
+        damaged = self.server.damaged + redelivery.damaged
+        self.server.damaged, redelivery.damaged = [], []
         return damaged
 
     # --- dispositions -------------------------------------------------------------------------------------------------
@@ -245,12 +245,12 @@ class Delivery:
             self.arrivals.make_ready([waiter])
         elif waiter is not None and done.error is not None:
             for waiting in list(waiter.waiting.values()):
-                self._server.refuse(waiting, done.error)
+                self.server.refuse(waiting, done.error)
         return None
 
     def finish_read(self, read: ColdRead) -> None:
         """Note the damage that a read has found."""
-        self._server.damaged += self._store.finish_read(read)
+        self.server.damaged += self._store.finish_read(read)
 
     def synced(self) -> None:
         """Make ready the filters that waited for a sync, which has ended or failed."""
@@ -259,7 +259,7 @@ class Delivery:
     def refuse_pulls(self, subscription: Subscription, error: QmqError) -> None:
         """Answer every waiting pull of a subscription with an error."""
         for waiting in self.waiting.of_subscription(subscription):
-            self._server.refuse(waiting, error)
+            self.server.refuse(waiting, error)
 
     def _serve_overdue(self) -> None:
         """Answer pulls past their deadline that wait for no read any more."""
@@ -270,7 +270,7 @@ class Delivery:
 
     def _serve_last(self, waiting: Waiting) -> None:
         """Answer a pull past its deadline, or keep it until a read ends."""
-        if self._server.serve(waiting, final=True) is not None:
+        if self.server.serve(waiting, final=True) is not None:
             self.waiting.overdue.append(waiting)
 
     # --- arrivals and time -------------------------------------------------------------------------------------------
@@ -305,9 +305,9 @@ class Delivery:
         ready: int | None = None  # this many were too few for a pull with this filter alone
         for waiting in _longest_first(subject_filter.waiting):
             single = len(waiting.subscription.filters) == 1
-            if single and ready is not None and ready < self._server.need(waiting.pull):
+            if single and ready is not None and ready < self.server.need(waiting.pull):
                 continue
-            too_few = self._server.serve(waiting, final=False)
+            too_few = self.server.serve(waiting, final=False)
             if too_few is not None and too_few.is_blocked:
                 continue
             has_none = too_few is not None and not too_few.ready

@@ -7,7 +7,7 @@ from functools import partial
 from itertools import islice
 from typing import Final, NamedTuple
 
-from qmq.broker.delivery.eligibility import share_of
+from qmq.broker.delivery.eligibility import eligibility_of
 from qmq.broker.delivery.encode import AnswerEncoder, RangeLookup, answer_bytes, piece_bytes
 from qmq.broker.delivery.filters import EXPIRED, FILTERED, MessageFilter
 from qmq.broker.delivery.order.places import ordered_runs
@@ -27,7 +27,7 @@ from qmq.format.private import is_private, origin_subject
 from qmq.intervals import Intervals
 from qmq.names import MAX_NAME_BYTES, MAX_SUBJECT_BYTES
 from qmq.net.protocol.types import Disposition
-from qmq.storage.store import NotInMemory, Store
+from qmq.storage.store import Store
 
 #: Ranges of delivery sequences of one answer.
 MOST_RANGES: Final = 1_000
@@ -57,8 +57,8 @@ class Redelivery:
     def redeliver(self, subscription: Subscription, offer: Offer, pull: Pull, now_us: int) -> PullAnswer | None:
         """Return the answer to a pull that *offer* allows to be delivered again; None for none. Raises NotInMemory."""
         ledger, member = ledger_and_member(subscription)
-        max_count, max_bytes = min(pull.max_count, offer.max_count), min(pull.max_bytes, offer.max_bytes)
-        if offer.what is MessageKind.IN_FLIGHT:
+        max_count, max_bytes = offer.max_count, offer.max_bytes
+        if offer.kind is MessageKind.IN_FLIGHT:
             assert pull.expected is not None
             lookup, end = RangeLookup(self._store, subscription.group), member.in_flight.next_sequence
             in_flight = member.in_flight
@@ -71,33 +71,28 @@ class Redelivery:
             return self._encode(
                 subscription, lookup, pull.expected, end, max_count, max_bytes, now_us, checks=pull.checks
             )
-        lookup = RangeLookup(self._store, subscription.group)
-        share = share_of(self._store, subscription)
-        split: Split | None = None if share is None else partial(share.share_ranges, lookup)
-        if offer.rank is not None and self._store.subjects.has_lanes:
-            split = _of_rank(ledger.retries, offer.rank, split)
-        ledger.retries.load(now_us, min(max_count, MOST_TAKEN))
-        if share is not None:
-            share.begin()
-        taken = _take(ledger.retries, offer.what, max_count, split)
-        try:
-            fits, size = self._fitting(lookup, taken, max_bytes)
-        except NotInMemory:
-            ledger.retries.put_back(taken)
-            raise
-        if not taken:
+        lookup, retries = RangeLookup(self._store, subscription.group), ledger.retries
+        retries.load(now_us, min(max_count, MOST_TAKEN))
+        eligibility = eligibility_of(self._store, subscription)
+        split: Split | None = None if eligibility is None else partial(eligibility.ranges, lookup)
+        is_quarantined = offer.kind is MessageKind.QUARANTINED
+        if not is_quarantined:
+            max_count = min(max_count, MOST_AGAIN)
+            if retries.has_ranks:
+                split = _of_rank(retries, offer.ranks[0], split)
+        choice = retries.choose(max_count, split, quarantined=is_quarantined)
+        if not choice.taken:
             return None
-        if offer.what is MessageKind.AGAIN and fits < sum(one.total for one in taken):
-            ledger.retries.put_back(taken)
-            if share is not None:
-                share.begin()
-            taken = _take(ledger.retries, offer.what, fits, split)
-            if not taken:
-                return None
+        fits, size = self._fitting(lookup, choice.taken, max_bytes)
+        if not is_quarantined and fits < sum(one.total for one in choice.taken):
+            if eligibility is not None:
+                eligibility.begin()
+            choice = retries.choose(fits, split)
+        taken = retries.take(choice)
         ledger.was_again = True
         self.by_rank = [0] * RANKS
         for one in taken:
-            self.by_rank[ledger.retries.rank(one.in_flight.messages)] += one.total
+            self.by_rank[retries.rank(one.in_flight.messages)] += one.total
         given = ledger.pulled_again(member, taken, size, now_us)
         if ledger.order is not None:
             sequence = given.first
@@ -324,16 +319,6 @@ class PullAnswer:
     def messages(self) -> int:
         """How many messages the answer has."""
         return sum(count for _, count, _ in self.ranges)
-
-
-def _take(retries: Retries, what: MessageKind, max_count: int, split: Split | None) -> list[TakenRetry]:
-    """Take up to *max_count* retries; with *split* only those that it selects. Raises what *split* does."""
-    if what is MessageKind.QUARANTINED:
-        return (
-            [retries.take_quarantined(max_count)] if split is None else retries.take_quarantined_meant(max_count, split)
-        )
-    most = min(max_count, MOST_AGAIN)
-    return retries.take(most) if split is None else retries.take_meant(most, split)
 
 
 def _of_rank(retries: Retries, rank: int, split: Split | None) -> Split:

@@ -11,30 +11,28 @@ the pull gets it. So a cursor passes nothing of which the choice does not say wh
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Iterable
+from functools import cached_property
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from qmq.broker.delivery.at_most_once import OnDiskWaits
 from qmq.broker.delivery.chosen_cursors import ChosenCursors, CursorScratch
 from qmq.broker.delivery.encode import FEW_ROWS, PIECE_BYTES, answer_bytes, entry_bytes, parts_of_rows, piece_bytes
 from qmq.broker.delivery.filters import EXPIRED, FILTERED, MATCHED, MessageFilter, StateRange
 from qmq.broker.delivery.order.scan import OrderedScan
-from qmq.broker.delivery.tracker import DeliveryTracker, LeftOut
-from qmq.broker.groups.group import Group, SubjectFilter, Subscription, Waiting
+from qmq.broker.groups.group import SubjectFilter, Subscription
 from qmq.broker.groups.message_ranges import MessageParts, Rows, RunPart, WholeRuns, chosen_of
-from qmq.broker.groups.priorities import HIGH, LOW, NORMAL, RANKS, rank_of
+from qmq.broker.groups.priorities import RANKS
 from qmq.broker.groups.settings import ResolvedSettings
-from qmq.broker.ports.limits import BrokerLimits
+from qmq.broker.ports.commands import Now
 from qmq.errors import QmqError, StorageError
 from qmq.format.batch import COLUMN_BYTES, EntryRow
 from qmq.format.lanes import ORDERED_KINDS
-from qmq.format.layout import ENTRY_HAS_SOURCE, LANE_NORMAL
+from qmq.format.layout import ENTRY_HAS_EXPIRE_AT, ENTRY_HAS_SOURCE
 from qmq.format.pieces import StoredBatch
 from qmq.format.source import MOST_SOURCE_BYTES
-from qmq.net.protocol.types import AT_MOST_ONCE
 from qmq.storage.store import ColdRead, KnownBad, NotInMemory, Store
 
 FIRST_CHUNK_ROWS: Final = 64
@@ -49,97 +47,118 @@ MAX_PIECES: Final = 1_024
 #: that (about 5 us each).
 MOST_UNWANTED: Final = 1 << 17
 MOST_RUNS_READ: Final = 1 << 13
+#: The newest rows that are looked at one by one; and more of them, where so many are likely to fill the pull.
+NEWEST_ROWS: Final = 8
+_NO_SETTINGS: Final = ResolvedSettings()
+_NO_TIME: Final = Now(0, 0)
 
 
 class PullSelection:
     """The messages chosen for one pull of a group. Nothing changes before ``apply``."""
 
+    # What most pulls leave as it is here stands in the class: making a selection costs little then.
+    #: Messages that the pull gets.
+    count = 0
+    #: Messages that the cursors have passed: those of ``parts``, filtered and skipped ones.
+    passed = 0
+    passed_rows = 0
+    #: Messages without a tag of the group, and expired ones of a group that has no dead letters.
+    filtered = skipped = 0
+    #: The pull gets no more.
+    full = False
+    #: Whether more messages are ready, but not on disk.
+    awaits_sync = False
+    #: The read without which no more can be chosen; the choice does not wait for the disk.
+    wanted: ColdRead | None = None
+    #: The error of damaged files, where no more can be chosen for it.
+    failed: StorageError | None = None
+    #: Slots that the consumer may have were left to others.
+    left_slots = False
+    #: The rank of the retries that the pull gets instead of new messages, and the most of them.
+    retries: tuple[int, int] | None = None
+    _filter: MessageFilter | None = None
+    _scan: OrderedScan | None = None
+    _idle: tuple[int, ...] = ()
+    _cold: int | None = None  # the partition of the run at which the choice stopped for a read
+    _bytes = 0
+    _unwanted = 0  # filtered, skipped and expired messages
+    _given = 0  # messages of ``parts``
+    _sized = (-1, -1, -1)  # the run of which _sizes are known
+    _sizes: npt.NDArray[np.int64] = np.zeros(0, np.int64)
+
     def __init__(
-        self, store: Store, group: Group, max_count: int, max_bytes: int, need: int, now_us: int | None = None,
-        message_filter: MessageFilter | None = None, scratch: CursorScratch | None = None,
+        self, store: Store, subscription: Subscription, max_count: int, max_bytes: int, need: int,
+        now: Now = _NO_TIME, scratch: CursorScratch | None = None,
     ) -> None:  # fmt: skip
-        """*now_us* is monotonic time. Without a filter all messages match. *scratch* is for one choice at a time."""
+        """With fewer than *need* messages, a run is cut rather than left for the next pull. *scratch* is for one choice
+        at a time.
+        """
         self._store = store
-        self._group = group
+        self._subscription = subscription
+        self._group = group = subscription.group
         self._max_count = max_count
         self._max_bytes = max_bytes
-        self._now_us = now_us
-        self._filter = message_filter
-        self._need = need  # with fewer messages, a run is cut rather than left for the next pull
-        #: Messages that the pull gets.
-        self.count = 0
-        #: Messages that the cursors have passed: those of ``parts``, filtered and skipped ones.
-        self.passed = 0
-        self.passed_rows = 0
-        self._bytes = 0
+        self._need = self._least = need
+        self._now = now
+        settings = _NO_SETTINGS if group.ledger is None else group.ledger.settings
+        self._settings = settings
+        self._chooses = bool(settings.tags or settings.expire_after_us)  # else only runs with expiries are looked at
         #: The messages that the consumer is given, in order: those that the pull gets, and expired ones.
         self.parts: MessageParts = []
         #: The expired ones among them, as intervals of their numbers in ``parts``.
         self.expired: list[tuple[int, int]] = []
-        #: Messages without a tag of the group, and expired ones of a group that has no dead letters.
-        self.filtered = self.skipped = 0
         #: The messages that were looked at one by one, and passed: those of ``parts`` among them, filtered and skipped
         #: ones.
         self.looked_at: MessageParts = []
-        self._unwanted = 0  # filtered, skipped and expired messages
-        self._given = 0  # messages of ``parts``
-        self._sized = (-1, -1, -1)  # the run of which _sizes are known
-        self._sizes: npt.NDArray[np.int64] = np.zeros(0, np.int64)
         self._begun: list[tuple[SubjectFilter, int]] = []
-        self._marked = store.marked()
         #: The cursors, of the filters that were chosen from the row cursors and ``passed``, and the scan of order keys,
         #: as they will be.
         self.cursors = ChosenCursors(group.cursors, scratch or CursorScratch())
         self._row_cursors: dict[SubjectFilter, list[int]] = {}
-        self._scan: OrderedScan | None = None
         self._passed_exact: dict[SubjectFilter, int] = {}
-        self.full = False
-        #: Whether more messages are ready, but not on disk.
-        self.awaits_sync = False
-        #: The read without which no more can be chosen; the choice does not wait for the disk.
-        self.wanted: ColdRead | None = None
-        #: The error of damaged files, where no more can be chosen for it.
-        self.failed: StorageError | None = None
         #: The filter that was chosen from last.
-        self.stopped_at: SubjectFilter
-        self._cold: int | None = None  # the partition of the run at which the choice stopped for a read
-        #: The consumer's subscription, for messages with order keys.
-        self.subscription: Subscription | None = None
-        #: Slots that the consumer may have were left to others.
-        self.left_slots = False
-        self._least = need
-        #: How many messages of each rank were chosen, where filters are chosen from by priority; else all 0.
+        self.stopped_at = subscription.filters[0]
+        #: How many messages of each rank were chosen.
         self.by_rank = [0] * RANKS
-        #: The rank of the retries that the pull gets instead of new messages, and the most of them.
-        self.retries: tuple[int, int] | None = None
+
+    @cached_property
+    def _marked(self) -> list[int]:
+        """The partitions that have bad bytes."""
+        return self._store.marked()
 
     # --- choosing ----------------------------------------------------------------------------------------------------
 
-    def take_some(self, filters: list[SubjectFilter], rank: int, most: int) -> int:
-        """Choose up to *most* messages of filters of one rank, until the pull is full; return how many."""
+    def take_some(self, rank: int, filters: Iterable[SubjectFilter], most: int) -> None:
+        """Choose up to *most* messages of filters of one rank, until the pull is full."""
         before, max_count, need = self.count, self._max_count, self._need
         is_cut = most < max_count - before
         if is_cut:
             self._max_count = before + most
             self._need = max(need, self._max_count)  # so that a longer run is cut
         for subject_filter in filters:
-            if self.full or most <= 0:
-                break
             if not subject_filter.reading:
                 self.take(subject_filter)
+                if self.full:
+                    break
         if is_cut:
             self._max_count, self._need = max_count, need
             can_go_on = self.wanted is None and self.failed is None
             self.full = self.full and not (can_go_on and self.count == before + most and self._bytes < self._max_bytes)
         self.by_rank[rank] += self.count - before
-        return self.count - before
 
     def take(self, subject_filter: SubjectFilter) -> None:
         """Choose the ready messages of a filter, until there are no more, the pull is full, or a read is needed."""
         self.stopped_at = subject_filter
         self._begun.append((subject_filter, len(self.parts)))
         try:
-            self._take(subject_filter)
+            if subject_filter.exact:
+                self._take_exact(subject_filter)
+            elif subject_filter.kind in ORDERED_KINDS:
+                self._take_ordered(subject_filter.kind)
+            elif len(subject_filter.row_cursors) == 1:
+                self._take_at_cursor(subject_filter)
+            else:
+                self._take_at_cursors(subject_filter)
             if self._cold is not None:
                 self.wanted = self._read_on(subject_filter, self._cold)
         except NotInMemory as missing:
@@ -149,27 +168,16 @@ class PullSelection:
         if self.wanted is not None or self.failed is not None:
             self.full = True
 
-    def _take(self, subject_filter: SubjectFilter) -> None:
-        if subject_filter.exact:
-            self._take_exact(subject_filter)
-            return
-        if subject_filter.kind in ORDERED_KINDS:
-            self._take_ordered(subject_filter.kind)
-        elif len(subject_filter.row_cursors) == 1:
-            self._take_at_cursor(subject_filter)
-        else:
-            self._take_at_cursors(subject_filter)
-
     def _take_ordered(self, kind: int) -> None:
-        ledger, subscription = self._group.ledger, self.subscription
-        if ledger is None or ledger.order is None or subscription is None:
+        ledger = self._group.ledger
+        if ledger is None or ledger.order is None:
             return
         if self._scan is None:
             for followed in self._group.filters.values():  # messages for other consumers may have to come first
                 followed.find_lanes(self._store)
             known = self._group.scan
             self._scan = known.copy() if isinstance(known, OrderedScan) else OrderedScan(self._group, self._store)
-        self._scan.take(self, ledger.order, kind, subscription, ledger.consumers_there())
+        self._scan.take(self, ledger.order, kind, self._subscription, ledger.consumers_there())
 
     def take_ordered(self, partitions: npt.NDArray[np.int64], rows: Rows) -> int:
         """Choose from rows of slots, in order; return how many have no messages left."""
@@ -193,6 +201,10 @@ class PullSelection:
     def leave_slots(self) -> None:
         """Note that slots that the consumer may have were left to others."""
         self.left_slots = True
+
+    def save_nothing(self, rank: int) -> None:
+        """Note that no messages of ranks lower than *rank* wait: they have nothing coming."""
+        self._idle = (*self._idle, rank)
 
     def pass_rows(self, count: int) -> None:
         """Count rows that were read; a pull that has read too many goes on in the next turn."""
@@ -244,6 +256,8 @@ class PullSelection:
             self._free_slots()
         for subject_filter, row in self._passed_exact.items():
             subject_filter.passed = row
+        for rank in self._idle:
+            self._group.share.none_wait(rank)
         if self.passed:
             self._group.dirty = True
 
@@ -258,16 +272,29 @@ class PullSelection:
 
     def _take_at_cursor(self, subject_filter: SubjectFilter) -> None:
         store, row_cursors = self._store, self.row_cursors(subject_filter)
-        chunk = FIRST_CHUNK_ROWS
+        part, chunk = store.partitions[0], FIRST_CHUNK_ROWS
+        matches = subject_filter.matches(store)
+        for entry in part.newest_entries(row_cursors[0], NEWEST_ROWS):
+            if matches is None or matches[entry[3]]:
+                if entry[7] != 1:
+                    break
+                cursor = self.cursors.get(entry[3])
+                if not self._take_entry(subject_filter, 0, entry, cursor, is_sound=True):
+                    return
+            row_cursors[0] += 1
         while not self.full:
             row = row_cursors[0]
-            part = store.partitions[0]
             left = part.consumer_log.visible_row - row
             if left <= 0:
                 return
-            if left <= FEW_ROWS:
-                if self._take_entry(subject_filter, 0, part.consumer_log.read_entry(row)):
-                    row_cursors[0] = row + 1
+            entry = part.consumer_log.read_entry(row)
+            is_large = entry[4] * NEWEST_ROWS >= self._max_count - self.count
+            if entry[7] == 1 and (left <= FEW_ROWS or is_large):  # the runs of a batch go together
+                if matches is None or matches[entry[3]]:
+                    cursor = self.cursors.get(entry[3])
+                    if not self._take_entry(subject_filter, 0, entry, cursor):
+                        return
+                row_cursors[0] = row + 1
                 continue
             rows = self._whole_batches(0, row, min(left, chunk))
             row_cursors[0] = row + self._take_rows(subject_filter, np.zeros(1, np.int64), rows)
@@ -333,9 +360,14 @@ class PullSelection:
                 return
             if cursor:
                 cursors.move(number, cursor)  # the group begins there
-        for partition, entry in subject_filter.arrived:
-            if entry[0] > cursors.get(number) or not self._take_entry(subject_filter, partition, entry):
+        cursor = cursors.get(number)
+        newest = self._newest_of(subject_filter, number)
+        for partition, entry in newest or subject_filter.arrived:
+            if entry[0] > cursor or not self._take_entry(
+                subject_filter, partition, entry, cursor, is_sound=bool(newest)
+            ):
                 break  # the subject has an earlier row, or the pull is full
+            cursor = max(cursor, entry[0] + entry[4])
         chunk = FEW_ROWS
         while not self.full and cursors.get(number) < int(self._store.subjects.ends[number]):
             parts = self._store.subject_rows(number, cursors.get(number), chunk)
@@ -344,40 +376,52 @@ class PullSelection:
                     if self._take_rows(subject_filter, np.full(len(rows), partition, np.int64), rows) < len(rows):
                         return  # the rest of these rows comes first
                     continue
-                if not all(self._take_entry(subject_filter, partition, entry) for entry in rows.tolist()):
-                    return  # the pull is full
+                for entry in rows.tolist():
+                    if not self._take_entry(subject_filter, partition, entry, cursors.get(number)):
+                        return  # the pull is full
             if not parts:
                 break
             chunk = min(chunk * 16, CHUNK_ROWS)
         if not self.full:
             self._passed_exact[subject_filter] = self._store.partitions[0].consumer_log.visible_row
 
-    def _take_entry(self, subject_filter: SubjectFilter, partition: int, entry: EntryRow) -> bool:
-        """Choose from one row; return True when none of its messages is left."""
-        first, number, count = entry[0], entry[3], entry[4]
+    def _newest_of(self, subject_filter: SubjectFilter, number: int) -> list[tuple[int, EntryRow]]:
+        """Return the rows of one subject among all rows that it was not read in, where these are few and the newest."""
+        partitions = self._store.partitions
+        if len(partitions) > 1:
+            return []
+        entries = partitions[0].newest_entries(subject_filter.passed, NEWEST_ROWS)
+        return [(0, entry) for entry in entries if entry[3] == number]
+
+    def _take_entry(
+        self, subject_filter: SubjectFilter, partition: int, entry: EntryRow, cursor: int, *, is_sound: bool = False
+    ) -> bool:  # fmt: skip
+        """Choose from one row of a subject with that cursor, which the filter takes; return True when none of its
+        messages is left. *is_sound*: its batch is in memory, without bad bytes.
+        """
+        first, count = entry[0], entry[4]
         self.passed_rows += 1
-        matches = None if subject_filter.exact else subject_filter.matches(self._store)
-        if matches is not None and not matches[number]:
-            return True
-        cursor = self.cursors.get(number)
-        if not cursor and subject_filter.start.kind == "sequence" and number < subject_filter.start.subjects:
+        if not cursor and subject_filter.start.kind == "sequence" and entry[3] < subject_filter.start.subjects:
             cursor = subject_filter.start.value
         start = cursor - first if cursor > first else 0
         if start >= count:
             return True
-        if not self._store.partitions[partition].page_cache.has(entry[1], entry[10], self._now_us):
+        page_cache = self._store.partitions[partition].page_cache
+        if not (is_sound or page_cache.has(entry[1], entry[10], self._now.monotonic_us)):
             self._cold, self.full = partition, True
             return False
         part = RunPart(partition, entry, start, count)
-        if self._filter is not None and self._filter.decides(entry[8]):
+        if self._chooses or entry[8] & ENTRY_HAS_EXPIRE_AT:
             return self._take_by_state([part]) == 1
-        return self._take_run(part)
+        return self._take_run(part, is_sound)
 
-    def _take_run(self, part: RunPart) -> bool:
+    def _take_run(self, part: RunPart, is_sound: bool = False) -> bool:
         """Choose messages of one run, in memory; return True when all of them are chosen."""
         partition, entry, start, stop = part
         count = stop - start
-        size = entry_bytes(entry) + piece_bytes(entry) * self._marks(partition, entry)
+        size = entry_bytes(entry)
+        if not is_sound and self._marked:
+            size += piece_bytes(entry) * self._marks(partition, entry)
         if count <= self._max_count - self.count and size <= self._max_bytes - self._bytes:
             self.parts.append(part)
             self.passed += count
@@ -404,7 +448,7 @@ class PullSelection:
         self.passed_rows += asked
         if not len(rows):
             return asked
-        if self._filter is not None and self._filter.decides_any(rows["flags"]):
+        if self._chooses or (rows["flags"] & ENTRY_HAS_EXPIRE_AT).any():
             taken = self._take_rows_by_state(partitions, index, rows, starts)
         else:
             is_short = index is not None and asked != len(rows)
@@ -441,7 +485,7 @@ class PullSelection:
         if ready == fits and self.count < self._need:
             partition = int(partitions[0 if len(partitions) == 1 else _at(index, fits)])
             entry = rows[fits].item()
-            if self._store.partitions[partition].page_cache.has(entry[1], entry[10], self._now_us):
+            if self._store.partitions[partition].page_cache.has(entry[1], entry[10], self._now.monotonic_us):
                 start = 0 if starts is None else int(starts[fits])
                 self._cut(RunPart(partition, entry, start, entry[4]))
             else:
@@ -471,12 +515,11 @@ class PullSelection:
         """Choose from messages by their states, in order, until the pull is full; return how many of their runs have no
         messages left.
         """
-        assert self._filter is not None
-        ended = 0
+        ended, message_filter = 0, self._message_filter()
         for candidate in candidates:
             passed = MessageParts()
-            for state_range in self._filter.state_ranges([candidate]):
-                passed += self._take_range(state_range)
+            for state_range in message_filter.state_ranges([candidate]):
+                passed += self._take_range(state_range, message_filter)
                 if self.full:
                     break
             ended += sum(map(_ended_in, passed))
@@ -486,11 +529,15 @@ class PullSelection:
             self.looked_at.append(candidate)
         return ended
 
-    def _take_range(self, state_range: StateRange) -> MessageParts:
+    def _message_filter(self) -> MessageFilter:
+        if self._filter is None:
+            buries = self._subscription.member is not None
+            self._filter = MessageFilter(self._store, self._settings, self._now.wall_us, buries=buries)
+        return self._filter
+
+    def _take_range(self, state_range: StateRange, message_filter: MessageFilter) -> MessageParts:
         """Choose or pass messages of one state; return which, in order: not all where the pull is full."""
         state, part, count = state_range
-        message_filter = self._filter
-        assert message_filter is not None
         if state == MATCHED:
             before = len(self.parts)
             if not isinstance(part, RunPart):
@@ -513,7 +560,7 @@ class PullSelection:
         if isinstance(part, RunPart):
             self.cursors.move(part.entry[3], part.entry[0] + part.stop)
         else:
-            self.cursors.move(part.rows["subject"], part.rows["first_sequence"] + part.rows["count"])
+            self.cursors.move_several(part.rows["subject"], part.rows["first_sequence"] + part.rows["count"])
         self._unwanted += count
         is_much = self._unwanted >= MOST_UNWANTED or message_filter.runs_read >= MOST_RUNS_READ
         self.full = self.full or is_much or len(self.parts) >= MAX_PIECES
@@ -543,14 +590,14 @@ class PullSelection:
         """Return how many rows come before the first whose batch would have to be read."""
         positions, sizes = rows["position"].astype(np.int64), rows["batch_size"].astype(np.int64)
         row_partitions = _row_partitions(partitions, index, len(rows))
-        ready = len(rows)
+        ready, now_us = len(rows), self._now.monotonic_us
         if len(row_partitions) == 1:
-            ready = self._store.partitions[int(row_partitions[0])].page_cache.count(positions, sizes, self._now_us)
+            ready = self._store.partitions[int(row_partitions[0])].page_cache.count(positions, sizes, now_us)
             self._cold = int(row_partitions[0]) if ready < len(rows) else None
             return ready
         for partition, part in enumerate(self._store.partitions):
             mine = np.flatnonzero(row_partitions == partition)
-            found = positions[mine], sizes[mine], self._now_us
+            found = positions[mine], sizes[mine], now_us
             count = part.page_cache.count(*found) if len(mine) else 0
             if count < len(mine) and mine[count] < ready:
                 ready, self._cold = int(mine[count]), partition
@@ -596,7 +643,7 @@ class PullSelection:
     ) -> None:
         self.passed += total
         # Of several rows of one subject the last has the highest sequences.
-        self.cursors.move(rows["subject"], rows["first_sequence"] + rows["count"])
+        self.cursors.move_several(rows["subject"], rows["first_sequence"] + rows["count"])
         if starts is None and len(row_partitions) == 1:
             self.parts.append(WholeRuns(int(row_partitions[0]), rows))
         else:
@@ -665,169 +712,3 @@ def _row_partitions(
 
 def _at(index: npt.NDArray[np.intp] | None, number: int) -> int:
     return number if index is None else int(index[number])
-
-
-_NO_SETTINGS: Final = ResolvedSettings()
-
-
-class DueRanks(NamedTuple):
-    """The ranks of the retries that are due for a consumer, and whether they come before new messages of their rank."""
-
-    ranks: Sequence[int]
-    come_first: bool
-
-
-NONE_DUE: Final = DueRanks((), False)
-
-
-class PullSelector:
-    """Chooses new messages for pulls, and filters them."""
-
-    def __init__(self, store: Store, limits: BrokerLimits, tracker: DeliveryTracker, on_disk: OnDiskWaits) -> None:
-        self._store = store
-        self._limits = limits
-        self._tracker = tracker
-        self._on_disk = on_disk
-        self._due = NONE_DUE
-        self._scratch = CursorScratch()
-
-    def choose(
-        self, waiting: Waiting, max_count: int, need: int, max_bytes: int, due: DueRanks = NONE_DUE
-    ) -> PullSelection:
-        """Return the choice for a pull. In a group that heeds priorities, it ends at retries that are *due*.
-
-        A choice that has nothing for the pull is applied, so that what it passed is not looked at again; messages that
-        were filtered, skipped or have expired are recorded. Raises InternalError, with nothing changed.
-        """
-        self._due = due
-        selection = self._select(waiting, max_count, need, max_bytes)
-        if selection.count:
-            return selection
-        if selection.passed:
-            self.record(waiting.subscription, selection, 0)
-            selection.parts = []
-        else:
-            selection.apply()
-        return selection
-
-    def _select(self, waiting: Waiting, max_count: int, need: int, max_bytes: int) -> PullSelection:
-        """Choose from the subscription's filters, for an at-most-once group only what is on disk."""
-        selection = self._select_any(waiting, max_count, need, max_bytes)
-        if waiting.subscription.group.mode != AT_MOST_ONCE:
-            return selection
-        awaits_sync = False
-        while (count := self._on_disk.count(selection.parts, selection.count)) < selection.count:
-            awaits_sync = True
-            if count < need:
-                if selection.count >= need:
-                    self._on_disk.want(selection.taken())
-                selection = PullSelection(self._store, waiting.subscription.group, 0, 0, need)
-            else:
-                selection = self._select_any(waiting, count, need, max_bytes)
-        selection.awaits_sync = awaits_sync
-        return selection
-
-    def _select_any(self, waiting: Waiting, max_count: int, need: int, max_bytes: int) -> PullSelection:
-        subscription, now = waiting.subscription, self._tracker.now
-        ledger = subscription.group.ledger
-        message_filter = MessageFilter(
-            self._store, _NO_SETTINGS if ledger is None else ledger.settings, now.wall_us,
-            buries=subscription.member is not None,
-        )  # fmt: skip
-        selection = PullSelection(
-            self._store, subscription.group, max_count, max_bytes, need, now.monotonic_us, message_filter, self._scratch
-        )
-        if subscription.find_lanes(self._store) and subscription.group.heeds_priority:
-            RankWalk(selection, subscription, self._due).choose(max_count)
-            return selection
-        for subject_filter in subscription.in_turn():
-            if not subject_filter.reading:
-                selection.take(subject_filter)
-                if selection.full:
-                    break
-        return selection
-
-    def record(self, subscription: Subscription, selection: PullSelection, size: int) -> tuple[int, int]:
-        """Record what has become of all messages that the choice has passed: the consumer has them, or they were
-        filtered or skipped; and that expired ones are dead. Return the delivery sequences.
-
-        Raises InternalError where that is not all of them; nothing has changed then.
-        """
-        left_out = LeftOut(selection.filtered, selection.skipped, selection.looked_at)
-        start, end = self._tracker.record_pull(
-            subscription, selection.parts, size, selection.passed, selection.apply, left_out
-        )
-        if selection.expired:
-            self._tracker.expire(subscription, [(start + low, start + high) for low, high in selection.expired])
-        return start, end
-
-
-class RankWalk:
-    """The choice for one pull from the ranks of new messages and retries, the highest first, but for what lower ones
-    have coming. It ends at retries, since no answer has both.
-    """
-
-    def __init__(self, selection: PullSelection, subscription: Subscription, due: DueRanks) -> None:
-        self._selection = selection
-        self._share = subscription.group.share
-        self._due = due
-        self._has_ended = False
-        self._ranked: list[list[SubjectFilter]] = [[] for _ in range(RANKS)]
-        chosen = set[int]()
-        for base in subscription.in_turn():
-            for one in base.with_lanes():
-                kind = one.kind or LANE_NORMAL
-                if kind not in chosen:  # the slots of all subjects are chosen from at once
-                    self._ranked[rank_of(kind)].append(one)
-                    chosen |= {kind}.intersection(ORDERED_KINDS)
-        if subscription.begins_with_order_keys:
-            for filters in self._ranked:
-                filters.sort(key=lambda one: one.kind not in ORDERED_KINDS)
-        selection.subscription = subscription
-
-    @property
-    def _is_over(self) -> bool:
-        return self._has_ended or self._selection.full
-
-    def choose(self, max_count: int) -> None:
-        """Choose up to *max_count* messages. Where the choice has only passed some, others of their order keys and of
-        higher priority may be the next ones now.
-        """
-        selection, passed = self._selection, -1
-        while not selection.count and selection.passed != passed and not self._is_over:
-            passed = selection.passed
-            self._walk(max_count)
-
-    def _walk(self, max_count: int) -> None:
-        coming = min(self._share.coming(HIGH), max_count)
-        if coming and not self._take_lower(coming) and not self._is_over:
-            self._share.none_wait(HIGH)
-        self._selection.left_slots = False
-        self._take(HIGH, max_count)
-        if not self._selection.left_slots:  # others may have these, and they are ready
-            self._take_lower(max_count)
-
-    def _take_lower(self, most: int) -> int:
-        """Choose up to *most* messages of normal and low priority; return how many."""
-        coming, taken = min(self._share.coming(NORMAL) - self._selection.by_rank[LOW], most), 0
-        if coming > 0:
-            taken = self._take(LOW, coming)
-            if not taken and not self._is_over:
-                self._share.none_wait(NORMAL)
-        taken += self._take(NORMAL, most - taken)
-        if self._selection.left_slots:  # others may have these, and they are ready
-            return taken
-        return taken + self._take(LOW, most - taken)
-
-    def _take(self, rank: int, most: int) -> int:
-        """Choose up to *most* new messages of a rank; return how many. End where retries of it are due."""
-        if self._is_over or most <= 0:
-            return 0
-        selection, is_due, taken = self._selection, rank in self._due.ranks, 0
-        if not is_due or not self._due.come_first:
-            taken = selection.take_some(self._ranked[rank], rank, most)
-        if is_due:
-            self._has_ended = True
-            if not selection.count:
-                selection.retries = rank, most
-        return taken

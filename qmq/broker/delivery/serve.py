@@ -9,9 +9,9 @@ from typing import Final, NamedTuple
 
 from qmq.broker.delivery.at_most_once import AtMostOnce, OnDiskWaits
 from qmq.broker.delivery.encode import AnswerEncoder
-from qmq.broker.delivery.fast_path import FastAnswer, FastPath
 from qmq.broker.delivery.read_waits import ReadWaits
-from qmq.broker.delivery.select import NONE_DUE, DueRanks, PullSelection, PullSelector
+from qmq.broker.delivery.select import PullSelection
+from qmq.broker.delivery.selector import PullSelector
 from qmq.broker.delivery.subscriptions import hidden_since
 from qmq.broker.delivery.tracker import DeliveryTracker
 from qmq.broker.delivery.wakeups import Arrivals, WaitingPulls
@@ -21,6 +21,7 @@ from qmq.broker.ports.commands import Pull
 from qmq.broker.ports.effects import Buffer, Effect, PulledMessages, Refused, failed
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.errors import InternalError, QmqError, StorageError
+from qmq.format.batch import made
 from qmq.format.layout import LANE_LOW, LANE_ORDERED_LOW
 from qmq.net.protocol.types import AT_MOST_ONCE
 from qmq.storage.store import NotInMemory, Store
@@ -79,8 +80,7 @@ class PullServer:
         self._arrivals = arrivals
         self._tracker = tracker
         self._at_most_once = at_most_once
-        self._selector = PullSelector(store, limits, tracker, on_disk)
-        self._fast_path = FastPath(store)
+        self._selector = PullSelector(store, tracker, on_disk)
         self.damaged: list[QmqError] = []  # failed reads since the last take_damaged
 
     def need(self, pull: Pull) -> int:
@@ -111,100 +111,82 @@ class PullServer:
         return _NONE_READY
 
     def _try(self, waiting: Waiting, final: bool) -> TooFew | None:
-        pull, filters = waiting.pull, waiting.subscription.filters
-        most, size = min(pull.max_count, self._limits.max_pull_count), min(pull.max_bytes, self._limits.max_pull_bytes)
+        pull, subscription = waiting.pull, waiting.subscription
         try:
-            offer = self._tracker.offer(waiting.subscription, pull)
+            offer = self._tracker.offer(subscription, pull)
         except QmqError as error:
             self.refuse(waiting, error)
             return None
-        due = NONE_DUE
-        if offer is not None:
-            if offer.what in (_FRESH, _AGAIN) and self._goes_by_rank(waiting.subscription):
-                due = DueRanks(self._tracker.due_ranks(waiting.subscription), offer.what is _AGAIN)
-            elif offer.what is not _FRESH:
-                return self._redeliver(waiting, offer, final)
-            most, size = min(most, offer.max_count), min(size, offer.max_bytes)
-        if not final and not self._may_have(waiting.subscription):
+        if offer.kind is not _FRESH and offer.kind is not _AGAIN:
+            return self._redeliver(waiting, offer, final)
+        if not final and not offer.ranks and not self._may_have(subscription):
             return _NONE_READY
-        need = 1 if final or due.come_first else min(self.need(pull), most)
-        fast = None if pull.checks else self._take_fast(waiting.subscription, most, size, need)
-        if fast is not None:
-            self._answer_fast(waiting, fast)
-            return None
-        selection = self._selector.choose(waiting, most, need, size, due=due)
-        if selection.passed and not selection.count:
-            self._wake_freed(waiting.subscription)
+        need = 1 if final or offer.kind is _AGAIN else min(self.need(pull), offer.max_count)
+        selection = self._selector.choose(subscription, offer, need)
+        if not selection.count:
+            self._selector.pass_over(subscription, selection)
+            if selection.passed:
+                self._wake_freed(subscription)
         if selection.awaits_sync and selection.count < need:
             return _NONE_READY  # also past the deadline: the sync has been asked for, and wakes the pull
-        if self._is_ahead(waiting, selection):
+        if self._is_ahead(subscription, selection):
             return self._reserve(waiting, selection)
         wanted = selection.wanted
         in_vain = wanted is not None and not self._reads.begin(wanted, selection.stopped_at)
         if in_vain and selection.count < need:
-            return self._serve_blocking(waiting, most, due)
+            return self._serve_blocking(waiting, offer)
         if selection.count >= need:
             return self._answer(waiting, selection, final)
         if selection.failed is not None:
             self.refuse(waiting, selection.failed)
             return None
-        if offer is not None and not selection.count and (due.ranks or self._tracker.is_due(waiting.subscription)):
-            return self._redeliver(waiting, _again(offer, due, selection.retries), final)
+        if offer.ranks and not selection.count:
+            rank, most = selection.retries or (offer.ranks[0], offer.max_count)
+            return self._redeliver(waiting, offer._replace(kind=_AGAIN, ranks=(rank,), max_count=most), final)
         bound = selection.full and wanted is None
         if bound and not selection.count:
-            self._arrivals.make_ready(filters)  # go on in the next turn
-        reading = any(one.reading for subject_filter in filters for one in subject_filter.with_lanes())
+            self._arrivals.make_ready(subscription.filters)  # go on in the next turn
+        reading = any(lane.reading for base in subscription.filters for lane in base.with_lanes())
         if not reading and (final or (bound and selection.count)):
             return self._answer(waiting, selection, final)
         return TooFew(selection.count)
 
-    def _goes_by_rank(self, subscription: Subscription) -> bool:
-        """Return whether a consumer gets what is ready by its rank."""
-        return (
-            self._store.subjects.has_lanes
-            and subscription.group.heeds_priority
-            and subscription.find_lanes(self._store)
-        )
-
-    def _take_fast(self, subscription: Subscription, most: int, size: int, need: int) -> FastAnswer | None:
-        if subscription.find_lanes(self._store):
+    def answer_at_once(self, pull: Pull, subscription: Subscription, offer: Offer) -> PulledMessages | None:
+        """Record and return the answer to a pull that gets new messages now. Return None, with none of them handed out,
+        where that is not so simple: ``serve`` may wait, read or refuse.
+        """
+        need = max(pull.min_count, 1)
+        selection = self._selector.choose(subscription, offer, need)
+        if selection.count < need or selection.wanted is not None:
+            if not selection.count and not selection.passed:
+                selection.apply()  # what it has read is not read again
             return None
-        return self._fast_path.take(subscription, most, size, need, self._tracker.now.monotonic_us)
+        encoder = AnswerEncoder(self._store, self.damaged)
+        buffers = encoder.encode(selection.parts)
+        return None if encoder.left_out else self._recorded(pull, subscription, selection, encoder, buffers)
 
     def _may_have(self, subscription: Subscription) -> bool:
-        """Return whether there may be messages for a subscription. Most pulls come when there are none."""
+        """Return whether there may be new messages for a subscription. Most pulls come when there are none."""
         for subject_filter in subscription.filters:
             if subject_filter.has_more(self._store):
                 return True
         # Finding lanes may change the filters of subjects, too: those of solo consumers then read rows.
-        if subscription.find_lanes(self._store) and any(
+        return subscription.find_lanes(self._store) and any(
             lane.has_more(self._store) for lane in subscription.every_lane()
-        ):
-            return True
-        return self._tracker.is_due(subscription)
-
-    def _answer_fast(self, waiting: Waiting, answer: FastAnswer) -> None:
-        """Answer a pull with the messages that the fast path has taken."""
-        pull, subscription = waiting.pull, waiting.subscription
-        ranges: tuple[tuple[int, int, int], ...] = ()
-        if subscription.member is not None:
-            start, end = self._tracker.record_pull(
-                subscription, answer.parts, answer.size, answer.messages, answer.apply
-            )
-            ranges = ((start, end - start, 1),)
-        else:
-            answer.apply()
-        self._waiting_pulls.remove(waiting)
-        subscription.filters[0].reads.clear()
-        fields = answer.buffers, answer.size, answer.messages, None, ranges
-        self._effects.append(PulledMessages(pull.connection, pull.request, *fields))
+        )
 
     def _note_handed(self, subscription: Subscription, by_rank: list[int]) -> None:
-        """Count messages that were handed out, by rank, for the share of lower priorities."""
+        """Count messages that were handed out, by rank, for the share of lower priorities, and begin the reads of their
+        lanes anew.
+        """
+        for base in subscription.filters:
+            for lane in base.lanes.values():
+                lane.reads.clear()
         ledger = subscription.group.ledger
-        if ledger is not None and any(by_rank):
+        if ledger is not None:
             has_low = any(not base.lanes.keys().isdisjoint(_LOW_KINDS) for base in subscription.filters)
             subscription.group.share.note_handed(by_rank, ledger.settings.priority_share, has_low=has_low)
+        self._wake_freed(subscription)
 
     def _wake_freed(self, subscription: Subscription) -> None:
         """Wake others when a message that was taken was none to hand out, and its slot is free."""
@@ -213,9 +195,9 @@ class PullServer:
             ledger.order.is_freed = False
             self._arrivals.make_ready(one for one in subscription.group.filters.values() if one.waiting)
 
-    def _is_ahead(self, waiting: Waiting, selection: PullSelection) -> bool:
+    def _is_ahead(self, subscription: Subscription, selection: PullSelection) -> bool:
         """Return whether the choice of an at-most-once group needs a block that is not on disk yet."""
-        is_at_most_once = waiting.subscription.group.mode == AT_MOST_ONCE
+        is_at_most_once = subscription.group.mode == AT_MOST_ONCE
         return is_at_most_once and selection.count > 0 and not self._at_most_once.covers(selection.taken())
 
     def _reserve(self, waiting: Waiting, selection: PullSelection) -> TooFew | None:
@@ -235,7 +217,7 @@ class PullServer:
         """Answer a pull of a group's consumer with messages that are delivered again, as the *offer* allows."""
         pull, subscription = waiting.pull, waiting.subscription
         redelivery, now_us = self._tracker.redelivery, self._tracker.now.wall_us
-        if offer.what is MessageKind.NOTHING:
+        if offer.kind is MessageKind.NOTHING:
             if not final:
                 return _BLOCKED
             self.answer_empty(waiting)
@@ -252,21 +234,24 @@ class PullServer:
             return _PASSED
         self._waiting_pulls.remove(waiting)
         self._tracker.record_redelivery(subscription)
-        if offer.what is _AGAIN and self._goes_by_rank(subscription):
+        if offer.kind is _AGAIN:
             self._note_handed(subscription, redelivery.by_rank)
         fields = answer.buffers, answer.size, answer.messages, None, tuple(answer.ranges), _tags_of(subscription)
         self._effects.append(PulledMessages(pull.connection, pull.request, *fields))
         return None
 
-    def _serve_blocking(self, waiting: Waiting, most: int, due: DueRanks) -> TooFew | None:
+    def _serve_blocking(self, waiting: Waiting, offer: Offer) -> TooFew | None:
         """Answer a pull with up to _WAITED_BYTES that the broker's own thread reads, while everybody waits. Its thread
         for reads has read the same bytes, and they had left memory again.
         """
+        subscription = waiting.subscription
         with blocking_reads(self._store):
-            selection = self._selector.choose(waiting, most, 1, _WAITED_BYTES, due=due)
+            selection = self._selector.choose(subscription, offer._replace(max_bytes=_WAITED_BYTES), 1)
+            if not selection.count:
+                self._selector.pass_over(subscription, selection)
             if selection.awaits_sync and not selection.count:
                 return _NONE_READY
-            if self._is_ahead(waiting, selection):
+            if self._is_ahead(subscription, selection):
                 return self._reserve(waiting, selection)
             encoder = AnswerEncoder(self._store, self.damaged, checks=waiting.pull.checks)
             buffers = encoder.encode(selection.parts)
@@ -285,43 +270,49 @@ class PullServer:
     def _complete(
         self, waiting: Waiting, selection: PullSelection, encoder: AnswerEncoder, buffers: list[Buffer], final: bool
     ) -> TooFew | None:
-        pull, subscription = waiting.pull, waiting.subscription
-        size = sum(map(len, buffers))
-        ranges: tuple[tuple[int, int, int], ...] = ()
-        if selection.count:
-            buffers, size, ranges = self._record(subscription, selection, encoder, buffers, size)
-            self._wake_freed(subscription)
-        if selection.count and not buffers and not final:
+        subscription = waiting.subscription
+        answer = self._recorded(waiting.pull, subscription, selection, encoder, buffers)
+        if selection.count and not answer.buffers and not final:
             self._arrivals.make_ready(subscription.filters)
             return _NONE_READY
         self._waiting_pulls.remove(waiting)
-        if selection.count:
-            subscription.turn += 1  # so that each filter comes first in turn
-            for subject_filter in subscription.filters:
-                for lane in subject_filter.with_lanes():
-                    lane.reads.clear()
-            self._note_handed(subscription, selection.by_rank)
-            if subscription.group.mode == AT_MOST_ONCE:
-                subscription.unconfirmed = selection.count
-        left_us = self._left_us(subscription)
-        fields = buffers, size, selection.count, left_us, ranges, _tags_of(subscription)
-        self._effects.append(PulledMessages(pull.connection, pull.request, *fields))
+        self._effects.append(answer)
         return None
 
-    def _record(
-        self,
-        subscription: Subscription,
-        selection: PullSelection,
-        encoder: AnswerEncoder,
+    def _recorded(
+        self, pull: Pull, subscription: Subscription, selection: PullSelection, encoder: AnswerEncoder,
         buffers: list[Buffer],
-        size: int,
+    ) -> PulledMessages:  # fmt: skip
+        """Record that the consumer has the messages of a choice; return the answer."""
+        size = sum(map(len, buffers))
+        ranges: tuple[tuple[int, int, int], ...] = ()
+        if selection.count:
+            start, end = self._selector.record(subscription, selection, size)
+            if subscription.member is None:
+                if subscription.group.mode == AT_MOST_ONCE:
+                    subscription.unconfirmed = selection.count
+            elif not encoder.left_out and not selection.expired:
+                ranges = ((start, end - start, 1),)
+            else:
+                buffers, size, ranges = self._readable(subscription, start, end)
+            subscription.turn += 1  # so that each filter comes first in turn
+            for subject_filter in subscription.filters:
+                subject_filter.reads.clear()
+            if self._store.subjects.has_lanes:
+                self._note_handed(subscription, selection.by_rank)
+        tags, left_us = _tags_of(subscription), None
+        if subscription.group.name is None:
+            left_us = self._left_us(subscription)
+        return made(
+            PulledMessages, (pull.connection, pull.request, buffers, size, selection.count, left_us, ranges, tags)
+        )
+
+    def _readable(
+        self, subscription: Subscription, start: int, end: int
     ) -> tuple[list[Buffer], int, tuple[tuple[int, int, int], ...]]:
-        """Record that the consumer has the messages; return the answer without expired and unreadable ones."""
-        start, end = self._selector.record(subscription, selection, size)
-        if subscription.member is None:
-            return buffers, size, ()
-        if not encoder.left_out and not selection.expired:
-            return buffers, size, ((start, end - start, 1),)
+        """Return buffers, size and ranges of what a consumer has in flight in [start, end), without messages that are
+        unreadable.
+        """
         with blocking_reads(self._store):
             answer = self._tracker.redelivery.encode(
                 subscription, start, end, end - start, self._limits.max_pull_bytes, self._tracker.now.wall_us
@@ -361,14 +352,6 @@ class PullServer:
             with suppress(NotInMemory, StorageError):
                 return self._store.partitions[partition].consumer_log.read_entry(known)[2]
         return subject_filter.start.value if subject_filter.start.kind == "time" else 0
-
-
-def _again(offer: Offer, due: DueRanks, retries: tuple[int, int] | None) -> Offer:
-    """Return the offer of retries in place of new messages: of one rank, where they are *due* by rank."""
-    if not due.ranks:
-        return offer._replace(what=_AGAIN)
-    rank, most = retries or (due.ranks[0], offer.max_count)
-    return offer._replace(what=_AGAIN, rank=rank, max_count=min(offer.max_count, most))
 
 
 def _tags_of(subscription: Subscription) -> tuple[str, ...]:

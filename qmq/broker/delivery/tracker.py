@@ -9,7 +9,7 @@ import msgpack
 import numpy as np
 
 from qmq.broker.delivery.ack_deadline import AckDeadlines
-from qmq.broker.delivery.eligibility import Eligibility, OrderEligibility, share_of
+from qmq.broker.delivery.eligibility import Eligibility, eligibility_of
 from qmq.broker.delivery.order.places import ordered_runs, use_order
 from qmq.broker.delivery.redeliver import Redelivery, ledger_and_member
 from qmq.broker.error_log.error_log import PASSED_AFTER_US, Retries
@@ -17,9 +17,9 @@ from qmq.broker.groups.counts import GroupCounts
 from qmq.broker.groups.group import Group, SubjectFilter, Subscription
 from qmq.broker.groups.group_state import Ledger
 from qmq.broker.groups.member import Member
-from qmq.broker.groups.membership import NOTHING_WAITS, DueRetries, Membership, Offer
+from qmq.broker.groups.membership import NOTHING_WAITS, DueRetries, Membership, MessageKind, Offer
 from qmq.broker.groups.message_ranges import MessageParts, WholeRuns, lane_kind_of, parts_of, ranges_of
-from qmq.broker.groups.priorities import rank_of
+from qmq.broker.groups.priorities import NORMAL, rank_of
 from qmq.broker.journal.record_types import MOST_RANGES_A_RECORD, MessageRange, RecordKind, unflat
 from qmq.broker.ports.commands import DispositionRange, Heartbeat, Now, Pull, Subscribe
 from qmq.broker.ports.limits import BrokerLimits
@@ -60,6 +60,7 @@ class DeliveryTracker:
         """
         self._store = store
         self._visible = visible
+        self._most_count, self._most_bytes = limits.max_pull_count, limits.max_pull_bytes
         self.members = Membership(limits.session_timeout_ms * 1_000, wake, limits.reconnect_timeout_ms * 1_000)
         self.ledgers: dict[int, Ledger] = {}
         #: The events of groups that were deleted.
@@ -84,7 +85,7 @@ class DeliveryTracker:
         files = self._store.groups
         ledger = self.ledgers[number] = Ledger(
             number, files.retries(number), files.dead(number), files.record, keeps_absent=mode == BROADCAST,
-            rank=self._rank if mode == RELIABLE else None,
+            rank=self._rank if mode == RELIABLE else _normal_rank,
         )  # fmt: skip
         return ledger
 
@@ -207,10 +208,15 @@ class DeliveryTracker:
 
     # --- pulls -------------------------------------------------------------------------------------------------------
 
-    def offer(self, subscription: Subscription, pull: Pull) -> Offer | None:
-        """Return what a pull may get; None for a solo consumer. Raises Fenced and InvalidOption."""
+    def offer(self, subscription: Subscription, pull: Pull) -> Offer:
+        """Return what a pull may get. Raises Fenced and InvalidOption."""
+        most, size = min(pull.max_count, self._most_count), min(pull.max_bytes, self._most_bytes)
         if subscription.member is None:
-            return None
+            return Offer(MessageKind.FRESH, most, size)
+        kind, count, room, ranks = self._offer(subscription, pull)
+        return Offer(kind, min(most, count), min(size, room), ranks)
+
+    def _offer(self, subscription: Subscription, pull: Pull) -> Offer:
         ledger, member = self._caller(subscription)
         retries = ledger.retries
         expected = member.in_flight.next_sequence if pull.expected is None else pull.expected
@@ -224,42 +230,24 @@ class DeliveryTracker:
             if not retries.is_more_due(now_us):
                 return self.members.offer(ledger, member, expected, NOTHING_WAITS)
             self.members.look_at(ledger, now_us)
-        share = share_of(self._store, subscription)
-        if share is None:
-            waiting = DueRetries(retries.due_rank, retries.is_quarantined_due)
+        eligibility = eligibility_of(self._store, subscription)
+        if eligibility is None:
+            waiting = DueRetries(tuple(rank for rank, _ in retries.due_by_rank()), retries.is_quarantined_due)
         else:
-            waiting = self._waits_for(ledger, share)
+            waiting = self._waits_for(ledger, eligibility)
         return self.members.offer(ledger, member, expected, waiting)
 
-    def _waits_for(self, ledger: Ledger, share: Eligibility | OrderEligibility) -> DueRetries:
+    def _waits_for(self, ledger: Ledger, eligibility: Eligibility) -> DueRetries:
         """Return which retries wait for a consumer that may have only some of its group's messages now."""
         retries, now_us = ledger.retries, self.now.wall_us
-        found = _due_for(share, retries)
-        if found != NOTHING_WAITS or not retries.is_more_due(now_us):
-            return found
+        waiting = _due_for(eligibility, retries)
+        if waiting != NOTHING_WAITS or not retries.is_more_due(now_us):
+            return waiting
         if retries.pass_over(now_us):
             self.members.look(ledger)
-            return _due_for(share, retries)
+            return _due_for(eligibility, retries)
         self.members.look_at(ledger, now_us + PASSED_AFTER_US)
-        return found
-
-    def is_due(self, subscription: Subscription) -> bool:
-        """Return whether a retry is due that the consumer may have beside its messages in flight."""
-        ledger = subscription.group.ledger
-        if ledger is None or not ledger.retries.is_due:
-            return False
-        share = share_of(self._store, subscription)
-        return share is None or share.first(ledger.retries.due) is not None
-
-    def due_ranks(self, subscription: Subscription) -> list[int]:
-        """Return the ranks of the due retries that the consumer may have beside its messages in flight, highest
-        first.
-        """
-        ledger = subscription.group.ledger
-        if ledger is None or not ledger.retries.is_due:
-            return []
-        share = share_of(self._store, subscription)
-        return [rank for rank, several in ledger.retries.due_by_rank() if share is None or share.first(several)]
+        return waiting
 
     def record_pull(
         self, subscription: Subscription, parts: MessageParts, size: int, passed: int, apply: Callable[[], object],
@@ -274,7 +262,8 @@ class DeliveryTracker:
         group, member = subscription.group, subscription.member
         filters = subscription.every_lane() if self._store.subjects.has_lanes else subscription.filters
         ranges = ranges_of(self._store, parts, filters) if parts else []
-        given, dropped = sum(messages.total for messages in ranges), left_out.filtered + left_out.skipped
+        given = ranges[0].total if len(ranges) == 1 else sum([messages.total for messages in ranges])
+        dropped = left_out.filtered + left_out.skipped
         if given + dropped != passed:
             raise _unaccounted(group, passed, given, left_out)
         apply()
@@ -343,14 +332,15 @@ class DeliveryTracker:
         """
         has_lanes = self._store.subjects.has_lanes
         filters = subscription.every_lane() if has_lanes else subscription.filters
-        prefix_filters = [subject_filter for subject_filter in filters if not subject_filter.exact]
-        if not prefix_filters:
-            return []
-        visible = [self._visible(partition) for partition in range(len(self._store.partitions))]
-        return [
-            [one.prefix, one.positions_now(self._store, visible), *([one.kind] if one.base is not None else ())]
-            for one in prefix_filters
-        ]
+        where, visible = list[Any](), list[int]()
+        for subject_filter in filters:
+            if subject_filter.exact:
+                continue
+            if not visible:
+                visible = list(map(self._visible, range(len(self._store.partitions))))
+            read = [subject_filter.prefix, subject_filter.positions_now(self._store, visible)]
+            where.append(read if subject_filter.base is None else [*read, subject_filter.kind])
+        return where
 
     # --- time --------------------------------------------------------------------------------------------------------
 
@@ -439,6 +429,11 @@ class DeliveryTracker:
         self.ack_deadlines.restore(self.ledgers.values(), self.now)
 
 
+def _normal_rank(messages: MessageRange) -> int:
+    """Return the rank of all messages of a group that heeds no priorities."""
+    return NORMAL
+
+
 def _unaccounted(group: Group, passed: int, given: int, left_out: LeftOut) -> InternalError:
     """Return the error for a pull that does not say what becomes of all messages that it passes."""
     whose = "a solo consumer" if group.name is None else f"group {group.name}"
@@ -456,8 +451,7 @@ def _are_pairs(intervals: tuple[int, ...]) -> bool:
     return len(starts) == len(ends) and all(map(int.__lt__, starts, ends))
 
 
-def _due_for(share: Eligibility | OrderEligibility, retries: Retries) -> DueRetries:
-    """Return the retries in memory that wait for a consumer with that share."""
-    first = share.first(retries.due)
-    rank = None if first is None else retries.rank(first.messages)
-    return DueRetries(rank, share.first(retries.due_quarantined) is not None)
+def _due_for(eligibility: Eligibility, retries: Retries) -> DueRetries:
+    """Return the retries in memory that wait for a consumer."""
+    ranks = tuple(rank for rank, several in retries.due_by_rank() if eligibility.first(several) is not None)
+    return DueRetries(ranks, eligibility.first(retries.due_quarantined) is not None)

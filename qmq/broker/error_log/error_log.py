@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, NamedTuple
@@ -51,6 +51,15 @@ class TakenRetry(NamedTuple):
 def taken_of(retry: RetryItem, total: int) -> TakenRetry:
     """Return the first *total* messages of a retry."""
     return TakenRetry(retry, total, InFlightRange(retry.messages.part(0, total), retry.attempt, retry.session_expiries))
+
+
+class RetryChoice(NamedTuple):
+    """Retries that were chosen for a pull: what it gets, and what stays in memory of those that were looked at."""
+
+    taken: list[TakenRetry]
+    left: list[RetryItem]
+    looked_at: int
+    quarantined: bool
 
 
 class Failure(NamedTuple):
@@ -284,9 +293,9 @@ class Retries:
             queue.insert(bisect_right(queue, rank, key=lambda one: self.rank(one.messages)), retry)
 
     @property
-    def due_rank(self) -> int | None:
-        """The rank of the first retry that is due and in memory; None without one."""
-        return self.rank(self._due[0].messages) if self._due else None
+    def has_ranks(self) -> bool:
+        """Whether the retries that are due and in memory are of several ranks."""
+        return bool(self._due) and self.rank(self._due[0].messages) != self.rank(self._due[-1].messages)
 
     def due_by_rank(self) -> Iterator[tuple[int, Iterator[RetryItem]]]:
         """Yield the retries in memory that any consumer may have by rank, the highest first."""
@@ -406,63 +415,38 @@ class Retries:
         """Return when the next retry of the schedule is due."""
         return self._schedule.next_due_us()
 
-    def take(self, max_count: int) -> list[TakenRetry]:
-        """Take up to *max_count* messages of MOST_TAKEN retries in memory."""
-        self.changed = self._is_new = True
-        taken = list[TakenRetry]()
-        while max_count and self._due and len(taken) < MOST_TAKEN:
-            retry = self._due[0]
-            total = retry.messages.total
-            count = min(total, max_count)
-            taken.append(taken_of(retry, count))
-            max_count -= count
-            self._change(-count, retry.attempt)
-            if count == total:
-                self._due.popleft()
-            else:
-                self._due[0] = retry._replace(messages=retry.messages.part(count, total))
-        return taken
+    def choose(self, max_count: int, split: Split | None = None, *, quarantined: bool = False) -> RetryChoice:
+        """Choose up to *max_count* messages of MOST_TAKEN retries in memory, or of one *quarantined* retry; with
+        *split* only messages that it allows. Nothing changes before ``take``. Raises what *split* raises.
+        """
+        most = 1 if quarantined else MOST_TAKEN
+        taken, left, looked_at = list[TakenRetry](), list[RetryItem](), 0
+        for retry in self._quarantined if quarantined else self._due:
+            if not max_count or len(taken) >= most:
+                break
+            ranges = [(retry.messages.total, True)] if split is None else split(retry.messages)
+            if ranges is None:
+                break
+            looked_at, start = looked_at + 1, 0
+            for count, is_meant in ranges:
+                fits = min(count, max_count) if is_meant and len(taken) < most else 0
+                if fits:
+                    taken.append(taken_of(_cut_of(retry, start, start + fits), fits))
+                if fits < count:
+                    left.append(_cut_of(retry, start + fits, start + count))
+                start, max_count = start + count, max_count - fits
+        return RetryChoice(taken, left, looked_at, quarantined)
 
-    def take_quarantined(self, max_count: int) -> TakenRetry:
-        """Take up to *max_count* messages of the first quarantined retry; the rest stays."""
-        self.changed = self._is_new = True
-        retry = self._quarantined.popleft()
-        total = retry.messages.total
-        count = min(total, max_count)
-        if count < total:
-            self._quarantined.appendleft(retry._replace(messages=retry.messages.part(count, total)))
-        self._change(-count, retry.attempt)
-        return taken_of(retry, count)
-
-    def take_meant(self, max_count: int, split: Split) -> list[TakenRetry]:
-        """Take as ``take``, only messages that *split* allows. Raises what *split* raises; then nothing is taken."""
-        return self._take_meant(self._due, max_count, MOST_TAKEN, split)
-
-    def take_quarantined_meant(self, max_count: int, split: Split) -> list[TakenRetry]:
-        """Take as ``take_quarantined``, only messages that *split* allows, so maybe none."""
-        return self._take_meant(self._quarantined, max_count, 1, split)
-
-    def _take_meant(self, queue: deque[RetryItem], max_count: int, most: int, split: Split) -> list[TakenRetry]:
-        self.changed = True
-        taken, passed = list[TakenRetry](), list[RetryItem]()
-        try:
-            while max_count and queue and len(taken) < most and (found := split(queue[0].messages)) is not None:
-                retry, start = queue.popleft(), 0
-                for count, is_meant in found:
-                    fits = min(count, max_count) if is_meant and len(taken) < most else 0
-                    if fits:
-                        taken.append(taken_of(_cut_of(retry, start, start + fits), fits))
-                    if fits < count:
-                        passed.append(_cut_of(retry, start + fits, start + count))
-                    start, max_count = start + count, max_count - fits
-                    self._change(-fits, retry.attempt)
-        except Exception:
-            queue.extendleft(reversed(passed))
-            self.put_back(taken)
-            raise
-        queue.extendleft(reversed(passed))
-        self._is_new = self._is_new or bool(taken)
-        return taken
+    def take(self, choice: RetryChoice) -> list[TakenRetry]:
+        """Take what was chosen, and return it; nothing may have changed since."""
+        self.changed, self._is_new = True, self._is_new or bool(choice.taken)
+        queue = self._quarantined if choice.quarantined else self._due
+        for _ in range(choice.looked_at):
+            queue.popleft()
+        queue.extendleft(reversed(choice.left))
+        for retry, total, _ in choice.taken:
+            self._change(-total, retry.attempt)
+        return choice.taken
 
     def pass_over(self, now_us: int) -> bool:
         """Put the retries in memory, which others may have, back into the schedule, and load those behind them.
@@ -500,20 +484,6 @@ class Retries:
     def due_quarantined(self) -> Iterable[RetryItem]:
         """The quarantined retries in memory."""
         return self._quarantined
-
-    def put_back(self, taken: list[TakenRetry]) -> None:
-        """Put back what was taken for a pull that was not answered, in front of the others of its rank."""
-        self.changed = True
-        for retry, count, _ in reversed(taken):
-            self._change(count, retry.attempt)
-            queue = self._quarantined if retry.quarantined else self._due
-            if count < retry.messages.total:
-                queue.popleft()  # the rest of it
-            rank = self.rank(retry.messages)
-            if not queue or rank <= self.rank(queue[0].messages):
-                queue.appendleft(retry)
-            else:  # retries of a higher rank were passed, since others may have them
-                queue.insert(bisect_left(queue, rank, key=lambda one: self.rank(one.messages)), retry)
 
     def took(self, number: int, messages: MessageRange, attempt: int) -> None:
         """Take these messages of a retry for that attempt, as a record says; the retry may not be loaded yet."""

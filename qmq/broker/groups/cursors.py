@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -60,12 +61,17 @@ class Cursors:
 
     def set(self, number: int, sequence: int) -> None:
         """Set the cursor of a subject."""
-        if number >= len(self.column) and number not in self.few:
-            self._make_room(number, 1)
-        if number < len(self.column):
-            self.column[number] = sequence
-        else:
-            self.few[number] = sequence
+        self.update({number: sequence})
+
+    def update(self, sequences: Mapping[int, int]) -> None:
+        """Set the cursors of a few subjects, by number."""
+        for number, sequence in sequences.items():
+            if number >= len(self.column) and number not in self.few:
+                self._make_room(number, 1)
+            if number < len(self.column):
+                self.column[number] = sequence
+            else:
+                self.few[number] = sequence
 
     def put(self, numbers: npt.NDArray[Any], sequences: npt.NDArray[Any]) -> None:
         """Set the cursors of some subjects; of several of one subject the last counts."""

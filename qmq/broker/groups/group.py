@@ -716,10 +716,12 @@ class Subscription:
         """Return its filters, with those of other lanes."""
         return [one for subject_filter in self.filters for one in subject_filter.with_lanes()]
 
-    def in_turn(self) -> Iterator[SubjectFilter]:
+    def in_turn(self) -> list[SubjectFilter]:
         """Return the filters, beginning with the one that the next pull begins with."""
+        if len(self.filters) == 1:
+            return self.filters
         turn = (self.turn + 1) % len(self.filters)
-        return itertools.chain(self.filters[turn:], self.filters[:turn])
+        return self.filters[turn:] + self.filters[:turn]
 
     @property
     def begins_with_order_keys(self) -> bool:

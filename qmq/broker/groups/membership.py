@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 import heapq
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from qmq.broker.groups.group import Group
@@ -42,27 +42,28 @@ class MessageKind(enum.Enum):
 
 
 class Offer(NamedTuple):
-    """A kind of messages, and the most messages and bytes of them that a pull may get; of retries that it may have
-    beside others, those of one *rank*, where that is not None.
+    """A kind of messages, and the most messages and bytes of them that a pull may get. FRESH or AGAIN says which of the
+    two comes first: new messages, or retries of their rank, where *ranks* has it.
     """
 
-    what: MessageKind
+    kind: MessageKind
     max_count: int
     max_bytes: int
-    rank: int | None = None
+    #: The ranks of the retries that are due and that the consumer may have beside others, the highest first.
+    ranks: Sequence[int] = ()
 
 
 class DueRetries(NamedTuple):
-    """The retries that are due for a consumer: the rank of the first that it may have beside others, None without one;
+    """The retries that are due for a consumer: the ranks of those that it may have beside others, the highest first;
     and whether there are some that it may have alone.
     """
 
-    rank: int | None
+    ranks: Sequence[int]
     quarantined: bool
 
 
 #: The value for most consumers, most of the time.
-NOTHING_WAITS: Final = DueRetries(None, False)
+NOTHING_WAITS: Final = DueRetries((), False)
 _NOTHING: Final = Offer(MessageKind.NOTHING, 0, 0)
 #: The common members, at hand: an enum looks its members up by name.
 _AGAIN: Final = MessageKind.AGAIN
@@ -236,9 +237,8 @@ class Membership:
         elif self._clearing and (not ledger.retries.is_quarantined_due or self._clearing.get(ledger.number) is member):
             self._clearing.pop(ledger.number, None)
         # Retries and new messages take turns, so that neither waits long for the other.
-        rank = waiting.rank
-        again = rank is not None and not ledger.was_again
-        return tuple.__new__(Offer, (_AGAIN if again else _FRESH, count, max(size, 1), rank))
+        again = waiting.ranks and not ledger.was_again
+        return tuple.__new__(Offer, (_AGAIN if again else _FRESH, count, max(size, 1), waiting.ranks))
 
     # --- time --------------------------------------------------------------------------------------------------------
 

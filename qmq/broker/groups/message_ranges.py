@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from itertools import groupby, pairwise, repeat
+from itertools import groupby, pairwise
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -79,13 +79,11 @@ def ranges_of(store: Store, parts: MessageParts, filters: Sequence[SubjectFilter
         return _by_sequences(parts)
     if len(parts) == 1 and isinstance(parts[0], RunPart):
         return [_range_of(parts[0])]
-    found = list[MessageRange]()
+    found = _of_runs(parts)
+    if found:
+        return found
     expected = (-1, -1, -1)  # log, position, run of what goes on from the last range
-    if all(type(part) is RunPart for part in parts):
-        joined: Iterable[tuple[SubjectFilter | None, RunPart | WholeRuns]] = zip(repeat(None), parts, strict=False)
-    else:
-        joined = _joined(parts, store, filters[:_MOST_PREFIXES])
-    for prefix, part in joined:
+    for prefix, part in _joined(parts, store, filters[:_MOST_PREFIXES]):
         if isinstance(part, RunPart):
             more, entry = [_range_of(part)], part.entry
             behind = _behind(part.partition, entry) if part.stop == entry[4] else (-1, -1, -1)
@@ -98,6 +96,32 @@ def ranges_of(store: Store, parts: MessageParts, filters: Sequence[SubjectFilter
             del more[0]
         found += more
         expected = behind
+    return found
+
+
+def _of_runs(parts: MessageParts) -> list[MessageRange]:
+    """Return the ranges of parts by position, each of one run; none where one is of several."""
+    found = list[MessageRange]()
+    log = first = head = skip = total = last = 0
+    expected = (-1, -1, -1)
+    for part in parts:
+        if type(part) is not RunPart:
+            return []
+        partition, entry, start, stop = part
+        _, position, _, _, count, run, lane, runs, _, _, size = entry
+        part_log = log_of_lane(partition, lane) if lane else PARTITIONS + partition
+        if not start and expected == (part_log, position, run):
+            total += stop - start
+        else:
+            if total:
+                found.append(made(MessageRange, (log, first, head, skip, total, last)))
+            log, first, head, skip, total = part_log, position, run, start, stop - start
+        last = position
+        if stop < count:
+            expected = (-1, -1, -1)
+        else:
+            expected = (part_log, position, run + 1) if run + 1 < runs else (part_log, position + size, 0)
+    found.append(made(MessageRange, (log, first, head, skip, total, last)))
     return found
 
 

@@ -29,7 +29,7 @@ def test_a_choice_sees_its_own_moves_and_the_group_none_before_it_is_applied(see
                 for number in numbers:
                     moved[number] = moved.get(number, 0) + chance.randrange(1, 5)
                     values.append(moved[number])
-                chosen.move(np.array(numbers), np.array(values, np.uint64))
+                chosen.move_several(np.array(numbers), np.array(values, np.uint64))
             if chance.random() < 0.5:
                 asked = [chance.randrange(250) for _ in range(chance.randrange(6))]
                 assert [chosen.get(number) for number in asked] == [moved.get(number, 0) for number in asked]

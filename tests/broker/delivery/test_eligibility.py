@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from qmq.broker.delivery.eligibility import share_of
+from qmq.broker.delivery.eligibility import eligibility_of
+from qmq.broker.delivery.encode import RangeLookup
 from qmq.broker.error_log import error_log
 from qmq.broker.error_log.error_log import Failure
 from qmq.broker.journal.record_types import MessageRange
@@ -179,17 +180,19 @@ def test_a_wider_prefix_takes_what_narrower_ones_of_its_group_do(tmp_path: Path)
     wide = Consumer(driven, "wide", "a.", connection=1)
     Consumer(driven, "narrow", "a.x", "a.x.y.", connection=2)
     subscriptions = driven.broker._delivery.subscriptions
-    assert share_of(driven.store, subscriptions.get(1, wide.subscription)) is None
+    assert eligibility_of(driven.store, subscriptions.get(1, wide.subscription)) is None
     Consumer(driven, "other", "b.", connection=3)
-    share = share_of(driven.store, subscriptions.get(1, wide.subscription))
+    share = eligibility_of(driven.store, subscriptions.get(1, wide.subscription))
     assert share is not None
     number = driven.store.subjects.number("b.x")
     assert number is not None
-    assert share.share_ranges(share.lookup(), MessageRange(number, 0, 0, 0, 3)) == [(3, False)]
+    assert share.ranges(RangeLookup(driven.store, driven.broker.groups["g"]), MessageRange(number, 0, 0, 0, 3)) == [
+        (3, False)
+    ]
     driven.close()
 
 
-def test_pieces_of_one_retry_are_put_back_whole(tmp_path: Path) -> None:
+def test_pieces_of_one_retry_are_chosen_again(tmp_path: Path) -> None:
     driven = filled(tmp_path)
     consumer = Consumer(driven, "c")
     consumer.pull()
@@ -199,9 +202,9 @@ def test_pieces_of_one_retry_are_put_back_whole(tmp_path: Path) -> None:
     number = found.add(MessageRange(0, 0, 0, 0, 9), 1, 0, False, Failure("broke", 1, 0, 5, 5))
     found.took(number, MessageRange(0, 0, 0, 3, 3), 1)
     assert found.count == 6
-    taken = found.take(3)
-    found.put_back(taken)
-    assert [one.in_flight.messages for one in found.take(100)] == [
+    assert [one.in_flight.messages for one in found.choose(3).taken] == [MessageRange(0, 0, 0, 0, 3)]
+    assert found.count == 6
+    assert [one.in_flight.messages for one in found.take(found.choose(100))] == [
         MessageRange(0, 0, 0, 0, 3),
         MessageRange(0, 0, 0, 6, 3),
     ]

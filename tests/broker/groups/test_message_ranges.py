@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from qmq.broker.delivery.select import PullSelection
-from qmq.broker.groups.group import Group, GroupStart, StartRule, SubjectFilter
+from qmq.broker.groups.group import Group, GroupStart, StartRule, SubjectFilter, Subscription
 from qmq.broker.groups.message_ranges import PARTITIONS, MessageParts, RunPart, WholeRuns, parts_of, ranges_of
 from qmq.broker.journal.record_types import MessageRange
 from qmq.storage.store import Store
@@ -47,8 +47,12 @@ def followed(store: Store, prefix: str) -> SubjectFilter:
     )
 
 
+def subscribed(*filters: SubjectFilter) -> Subscription:
+    return Subscription(1, 1, "c", filters[0].group, list(filters), [one.prefix for one in filters])
+
+
 def chosen(store: Store, subject_filter: SubjectFilter, max_count: int) -> MessageParts:
-    selection = PullSelection(store, subject_filter.group, max_count, 1 << 20, 1)
+    selection = PullSelection(store, subscribed(subject_filter), max_count, 1 << 20, 1)
     selection.take(subject_filter)
     selection.apply()
     return selection.parts
@@ -156,7 +160,7 @@ def test_each_of_many_subjects_is_a_range(tmp_path: Path) -> None:
     rows = [part.consumer_log.first_row for part in store.partitions]
     begin = GroupStart(StartRule("first", 0, store.subjects.count), rows, [0] * len(store.partitions))
     filters = [group.follow(f"a.{number}", begin) for number in range(10)]
-    selection = PullSelection(store, group, 10_000, 1 << 20, 1)
+    selection = PullSelection(store, subscribed(*filters), 10_000, 1 << 20, 1)
     for subject_filter in filters:
         selection.take(subject_filter)
     wanted = places_of(selection.parts)
@@ -173,7 +177,7 @@ def test_with_several_prefixes_each_has_its_range(tmp_path: Path) -> None:
     store, group = driven.store, Group("g")
     begin = GroupStart(StartRule("first", 0, store.subjects.count), [store.partitions[0].consumer_log.first_row], [0])
     filters = [group.follow(prefix, begin) for prefix in ("b.", "a.")]
-    selection = PullSelection(store, group, 10_000, 1 << 20, 1)
+    selection = PullSelection(store, subscribed(*filters), 10_000, 1 << 20, 1)
     for subject_filter in filters:
         selection.take(subject_filter)
     wanted = places_of(selection.parts)

@@ -1,4 +1,4 @@
-"""The fast path delivers the same messages as a selection, whatever happens around it."""
+"""Rows that are looked at one by one, the newest or large ones, give the same messages as columns of rows."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from qmq.broker.delivery import fast_path
-from qmq.broker.delivery.fast_path import FastPath
+from qmq.broker.delivery import select
+from qmq.broker.delivery.select import PullSelection
 from qmq.broker.ports.commands import Ack, Subscribe, Withdraw
 from qmq.broker.ports.effects import Effect, PulledMessages, Subscribed
 from tests.broker.harness import Driven, bodies_of, runs_of_answer
@@ -100,6 +100,18 @@ def lived(directory: Path, seed: int, *said: Any) -> list[object]:
     return life.seen
 
 
+def counted(monkeypatch: pytest.MonkeyPatch, name: str) -> list[object]:
+    """Return a list to which each call of that method of a selection adds what it returned."""
+    method, calls = getattr(PullSelection, name), list[object]()
+
+    def noted(*args: Any, **options: Any) -> Any:
+        calls.append(method(*args, **options))
+        return calls[-1]
+
+    monkeypatch.setattr(PullSelection, name, noted)
+    return calls
+
+
 @pytest.mark.parametrize(
     "said",
     [
@@ -112,24 +124,17 @@ def lived(directory: Path, seed: int, *said: Any) -> list[object]:
     ids=str,
 )
 @pytest.mark.parametrize("seed", [1, 2])
-def test_it_hands_out_what_selection_would(
+def test_rows_one_by_one_give_what_columns_do(
     tmp_path: Path, seed: int, said: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    taken = []
-    take = FastPath.take
-
-    def counted(*args: Any) -> Any:
-        found = take(*args)
-        taken.append(found is not None)
-        return found
-
-    monkeypatch.setattr(FastPath, "take", counted)
-    found = lived(tmp_path / "straight", seed, *said)
-    assert any(taken) == (len(said) == 2)  # the fast path delivers nothing to a group whose messages expire
-    monkeypatch.setattr(fast_path, "MOST_ROWS", 0)
-    taken.clear()
-    assert lived(tmp_path / "chosen", seed, *said) == found
-    assert not any(taken)
+    by_row = counted(monkeypatch, "_take_entry")
+    found = lived(tmp_path / "rows", seed, *said)
+    looked_at = len(by_row)
+    monkeypatch.setattr(select, "NEWEST_ROWS", 0)
+    monkeypatch.setattr(select, "FEW_ROWS", 1)
+    by_row.clear()
+    assert lived(tmp_path / "columns", seed, *said) == found
+    assert len(by_row) < looked_at or said[1] == "a.x"  # rows of one subject are few in each answer
 
 
 def test_what_was_taken_back_comes_first(tmp_path: Path) -> None:
@@ -148,20 +153,9 @@ def test_what_was_taken_back_comes_first(tmp_path: Path) -> None:
     driven.close()
 
 
-@pytest.mark.parametrize(("prefix", "is_fast"), [("a.", True), ("", True), ("a.x", False), ("b.", False)])
-def test_whole_batches_of_a_backlog_go_by_it(
-    tmp_path: Path, prefix: str, is_fast: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The batches at the cursor are an answer where they are at least half of what the consumer asked for."""
-    taken = []
-    take = FastPath.take
-
-    def counted(*args: Any) -> Any:
-        found = take(*args)
-        taken.append(found is not None)
-        return found
-
-    monkeypatch.setattr(FastPath, "take", counted)
+@pytest.mark.parametrize("prefix", ["a.", "", "a.x", "b."])
+def test_large_batches_of_a_backlog_go_one_by_one(tmp_path: Path, prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    by_row, by_column = counted(monkeypatch, "_take_entry"), counted(monkeypatch, "_take_rows")
     driven, wanted = Driven(tmp_path), list[bytes]()
     for number in range(40):
         subject = "b.z" if number % 8 == 0 else "a.x"
@@ -176,8 +170,8 @@ def test_whole_batches_of_a_backlog_go_by_it(
         found += bodies
     assert found == wanted
     assert max(counts) <= 25
-    assert any(taken[:-1]) == is_fast  # the last pull gets the newest batches
-    assert sum(taken) > len(taken) // 2 or not is_fast
+    assert by_row
+    assert not by_column or prefix == "a.x"  # the rows of one subject are looked up
     driven.close()
 
 
@@ -189,22 +183,14 @@ def test_a_batch_of_a_backlog_that_is_not_in_memory_is_read_first(
         driven.send("a.x", *[b"%d" % number] * 10)
     subscription = driven.subscribe("a.", group="g")
     assert len(bodies_of(driven.pull(subscription, max_count=25))) == 20
-    part = driven.store.partitions[0]
-    asked = list[int]()
+    page_cache, asked = driven.store.partitions[0].page_cache, list[int]()
+    residence = driven.store.partitions[0].message_log.residence
 
     def has(_: object, position: int, size: int, now_us: int | None = None) -> bool:
-        asked.append(size)
-        return False
+        asked.append(position)
+        return residence.may_wait
 
-    monkeypatch.setattr(type(part.page_cache), "has", has)
-    take, taken = FastPath.take, list[object]()
-
-    def noted(*args: Any) -> Any:
-        taken.append(take(*args))
-        return taken[-1]
-
-    monkeypatch.setattr(FastPath, "take", noted)
-    assert len(bodies_of(driven.pull(subscription, max_count=25))) == 20
-    assert taken == [None], "selection takes them, and has what is missing read"
-    assert asked[0] == sum(entry[10] for entry in part.consumer_log.rows(2, 2).tolist())
+    monkeypatch.setattr(type(page_cache), "has", has)
+    assert bodies_of(driven.pull(subscription, max_count=25))[0] == b"2"
+    assert asked[0] == driven.store.partitions[0].consumer_log.read_entry(2)[1]
     driven.close()
