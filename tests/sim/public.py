@@ -14,7 +14,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -30,6 +30,7 @@ from qmq.storage.disk.disk import Disk
 from qmq.storage.verify.verify import verify
 from tests.net.several import Several, until
 from tests.sim.public_boss import CALLS, FOLLOWED, Boss, Processes
+from tests.sim.public_killed import KILLED, STOPPED_SESSION_MS, KilledWorker
 from tests.sim.public_people import (
     DECISIONS,
     ENDS,
@@ -62,6 +63,8 @@ FEATURES: Final = (
     "seek to first", "seek to new", "seek to time", "seek to a sequence",
     "redriven", "refused", "resent", "order of a slot is checked", "order over subjects is checked",
     "order of a subject is checked", "back with an earlier one of its slot",
+    *(f"killed: {name}" for name in KILLED), "in hand at a kill", "acks unknown at a kill", "came again after a kill",
+    "quarantined alone is checked",
 )  # fmt: skip
 #: Seconds that a history may take; it takes less than one.
 TIMEOUT_S: Final = 60
@@ -72,6 +75,14 @@ WAITS: Final = (
     (order_turns, "LEAST_BACK", 0.002),
     (order_turns, "MOST_BACK", 0.01),
 )  # fmt: skip
+#: How many of the histories have consumers that are killed.
+KILLED_SHARE: Final = 0.15
+#: The waits of clients.
+CHILD_WAITS: Final = tuple(
+    (module.__name__.rpartition(".")[2], constant, value)
+    for module, constant, value in WAITS
+    if module is not retention
+)
 
 
 @dataclass(frozen=True)
@@ -120,6 +131,7 @@ class History:
         self.groups = [self._group(f"g{number}") for number in range(chance.choice((1, 1, 2)))]
         self.senders = chance.choice((1, 1, 2))
         self.solos = tuple(chance.random() < 0.4 for _ in range(chance.choice((0, 0, 1))))
+        self._kill_some()
         self.options = {
             "durability": chance.choice(("append", "flush")), "linger": chance.choice((0, 0, 0.002)),
             "failover_after": chance.choice((5, 0.05, None)), "send_timeout": 10,
@@ -175,6 +187,26 @@ class History:
         tags = tuple(chance.sample(TAGS[:3], chance.choice((1, 2)))) if has["tags"] and chance.random() < 0.7 else ()
         return GroupPlan(name, chance.choice(FOLLOWED), tags, given, workers, mode, shares or expires)
 
+    def _kill_some(self) -> None:
+        """Choose groups some of whose consumers are killed. Where none is stopped, nobody else loses a connection, so
+        that it is known who has lost what.
+        """
+        chance = self._own_chance("killed consumers")
+        self.killed: dict[str, int] = {}
+        self.stops = False
+        if chance.random() >= KILLED_SHARE:
+            return
+        self.stops = not self.has_processes and chance.random() < 0.2
+        if self.stops:
+            self.brokers._settings["session_timeout_ms"] = STOPPED_SESSION_MS
+        for number, plan in enumerate(self.groups):
+            if plan.mode == "reliable":
+                plan.settings["reconnect_timeout"] = chance.choice((0, 0.01, 0.05))
+                plan.settings["max_session_expiries"] = chance.choice((1, 2, 3))
+                self.killed[plan.name] = chance.choice((1, 1, 2))
+            if self.stops:
+                self.groups[number] = replace(plan, is_loose=True)
+
     def __repr__(self) -> str:
         has = [name for name, is_there in self.has.items() if is_there]
         settings = self.brokers._settings
@@ -222,10 +254,20 @@ class History:
             for number, (is_sync, consumer) in enumerate(plan.workers)
         ]
         workers += [self._solo(crew, f"solo {number}", is_sync=is_sync) for number, is_sync in enumerate(self.solos)]
+        killed = [
+            self._killed(crew, plan, number) for plan in self.groups for number in range(self.killed.get(plan.name, 0))
+        ]
         names = [plan.name for plan in self.groups if plan.mode == "reliable"]
         most = len(self.messages) * len(self.groups)
-        boss = Boss(self.record, crew, self.brokers, self._own_chance("boss"), names, most, 4 * self.retains)
+        boss = Boss(
+            self.record, crew, self.brokers, self._own_chance("boss"), names, most, 4 * self.retains,
+            keeps_connections=self.keeps_connections,
+        )  # fmt: skip
         async with asyncio.TaskGroup() as tasks:
+            for killed_worker in killed:
+                tasks.create_task(killed_worker.run(self.brokers.url))
+            for killed_worker in killed:  # they would come too late to get much
+                await killed_worker.entered.wait()
             for worker in workers:
                 tasks.create_task(worker.run(self.brokers.url, {}))
             try:
@@ -244,7 +286,7 @@ class History:
                 self.record.groups[name] = GroupRecord(
                     self.record, name, plan.prefixes, tags=plan.tags, expires="expire_after" in plan.settings,
                     max_attempts=plan.settings["max_attempts"], mode=plan.mode, is_loose=plan.is_loose,
-                    misses=self.drops, **begin,
+                    misses=self.drops, max_session_expiries=plan.settings.get("max_session_expiries", 3), **begin,
                 )  # fmt: skip
             return self.record.groups[name]
 
@@ -287,7 +329,23 @@ class History:
         chance = self._own_chance(name)
         known = self.record.groups.get(plan.name)
         prefixes = plan.prefixes if known is None else known.prefixes  # somebody may have changed them
+        how["keeps_connections"] = self.keeps_connections
         return Worker(crew, name, prefixes, {**options, **settings}, group_of, chance, **how)
+
+    @property
+    def keeps_connections(self) -> bool:
+        """Whether nobody loses a connection but who is killed."""
+        return bool(self.killed) and not self.stops
+
+    def _killed(self, crew: Crew, plan: GroupPlan, number: int) -> KilledWorker:
+        name = f"{plan.name} killed {number}"
+        chance = self._own_chance(name)
+        consumer = chance.choice((None, f"{plan.name}-killed-{number}"))
+        options: dict[str, Any] = {"group": plan.name, "consumer": consumer, "tags": plan.tags or None, **plan.settings}
+        return KilledWorker(
+            crew, name, lambda consumer, before: self.record.groups[plan.name], chance, prefixes=plan.prefixes,
+            options=options, waits=CHILD_WAITS, stops=self.stops,
+        )  # fmt: skip
 
     def _solo(self, crew: Crew, name: str, *, is_sync: bool) -> Worker:
         """Return a consumer without a group, which gets everything once in each session."""
@@ -427,7 +485,7 @@ class History:
         """What the broker has counted is what the programs have done."""
         if len(self.brokers.brokers) > 1 or group.is_changed or group.is_loose or group.is_restarted:
             return
-        if group.mode == "at_most_once" or len(group.tag_sets) > 1:
+        if group.mode == "at_most_once" or len(group.tag_sets) > 1 or group.kills:
             return
         died = dead + group.deleted.total()
         by_client = sum(

@@ -82,7 +82,8 @@ class Boss:
     """Does things that its chance has chosen, each once so many messages were taken, or after a moment."""
 
     def __init__(
-        self, record: Record, crew: Crew, brokers: Any, chance: Random, names: list[str], most: int, rolls: int
+        self, record: Record, crew: Crew, brokers: Any, chance: Random, names: list[str], most: int, rolls: int, *,
+        keeps_connections: bool = False,
     ) -> None:  # fmt: skip
         """*names* are the groups that may be changed; *most*: how many messages may be taken. Logs are rolled *rolls*
         times at least.
@@ -96,6 +97,8 @@ class Boss:
         calls, count = CALLS if names else CALLS[len(GROUP_CALLS) :], chance.choice((0, 1, 3, 5))
         several = [*("roll" for _ in range(rolls)), *(chance.choice(calls) for _ in range(count))]
         self._plan = sorted((chance.randrange(most + 1), call) for call in several)
+        if keeps_connections:
+            self._plan = [(at, call) for at, call in self._plan if call not in ("lose", "restart")]
 
     async def run(self, url: str, taken: Callable[[int, float], Awaitable[None]]) -> None:
         """Do it all. *taken* waits until so many messages were taken, or for so many seconds."""

@@ -298,9 +298,11 @@ class Worker:
         *,
         is_sync: bool,
         is_calm: bool = False,
+        keeps_connections: bool = False,
     ) -> None:
         """*options* are those of ``subscribe``. *group_of* gives the record by the consumer's id
         and a tick before it subscribed. A calm one acks all."""
+        self._ends = tuple(end for end in ENDS if end != "lose" or not keeps_connections)
         self._crew = crew
         self._record = crew.record
         self.name = name
@@ -351,7 +353,7 @@ class Worker:
 
     def _draw(self, ways: Sequence[str]) -> tuple[str, str, int]:
         way = self._chance.choice(ways)
-        end = "stop" if self._is_calm else self._chance.choice(ENDS)
+        end = "stop" if self._is_calm else self._chance.choice(self._ends)
         self._record.count[way] += 1
         self._record.count[f"end: {end}"] += 1
         budget = 1_000_000 if self._is_calm else self._chance.choice((1, 3, 10, 30))

@@ -27,6 +27,8 @@ FAILING, FAILED = "failing", "failed"
 REJECTING, REJECTED = "rejecting", "rejected"
 #: It comes again: released, left behind by a consumer that has left, or behind an earlier one of its order key.
 BACK: Final = "back"
+#: Its consumer was killed: it comes again, or only if the broker has not heard of the ack.
+LOST, MAYBE_LOST = "lost", "maybe lost"
 _FINAL: Final = (ACKING, ACKED, REJECTING, REJECTED)
 #: Seconds after which messages that no loop has reached may have been released by the client.
 _STALE_S: Final = 0.8
@@ -103,6 +105,8 @@ class Hand:
     ended: int = 0
     #: It went back with an earlier one of its slot.
     is_taken_back: bool = False
+    #: The consumer that had it before was killed, so it comes alone.
+    is_quarantined: bool = False
 
     def __repr__(self) -> str:
         return f"{self.state} at {self.session.name} as attempt {self.attempt}"
@@ -214,6 +218,20 @@ class Session:
         """Note that the broker has confirmed these acks."""
         self.confirmed(*(hand for hand in acking if hand.state == ACKING))
 
+    def dies(self) -> None:
+        """Note that the program is killed."""
+        record = self.group.record
+        with record.lock:
+            self.has_left = True
+            self.group.is_calm = False
+            self.group.kills += 1
+            record.note(f"{self.group.name} {self.name} is killed")
+            for hand in self.hands:
+                if hand.state in (OPEN, ACKING):
+                    record.count["acks unknown at a kill"] += hand.state == ACKING
+                    record.count["in hand at a kill"] += hand.state == OPEN
+                    hand.state, hand.ended = LOST if hand.state == OPEN else MAYBE_LOST, record.tick()
+
     def leaves(self, *, fails: bool) -> None:
         """Note that the program is about to leave the consumer; with *fails* what it had has failed."""
         with self.group.record.lock:
@@ -263,6 +281,9 @@ class GroupRecord:
         self.tag_sets: list[tuple[str, ...]] = [rules.get("tags", ())]
         self.repeats_for_good = False
         self.is_restarted = False
+        #: How many of its consumers were killed, and how often one message may be alone with such a consumer.
+        self.kills = 0
+        self.max_session_expiries: int = rules.get("max_session_expiries", 3)
         self.deleted: Counter[int] = Counter()
 
     def follows(self, sent: Sent) -> bool:
@@ -311,8 +332,27 @@ class GroupRecord:
         most = least + sum(other.state == FAILING for other in before)
         if not least <= hand.attempt <= most:
             yield f"it must be attempt {least} to {most} after {before}"
+        yield from self._beside(hand, before)
         if sent.order_key is not None and self.mode == "reliable":
             yield from self._earlier(hand)
+
+    def _beside(self, hand: Hand, before: list[Hand]) -> Iterable[str]:
+        """What may have killed a consumer comes alone to another one."""
+        last = before[-1] if before else None
+        if last is not None and last.state in (LOST, MAYBE_LOST):
+            self.record.count["came again after a kill"] += 1
+            if last.session.name != hand.session.name:
+                hand.is_quarantined = True
+                self.record.count["quarantined alone is checked"] += 1
+        broker = str(hand.sent.id)[:12]
+        for other in hand.session.hands:
+            is_here = other.state == OPEN and str(other.sent.id)[:12] == broker
+            if is_here and (hand.is_quarantined or other.is_quarantined):
+                yield f"it came beside {other.sent}, {other}, and one of them may have killed a consumer"
+
+    def may_die_alone(self) -> bool:
+        """Return whether a message may be dead because its consumers were killed."""
+        return self.kills > self.max_session_expiries
 
     def _earlier(self, hand: Hand) -> Iterable[str]:
         """A message waits for the earlier ones of its slot."""
@@ -324,13 +364,15 @@ class GroupRecord:
             self.record.count["order of a slot is checked"] += 1
             self.record.count["order over subjects is checked"] += sent.subject != hand.sent.subject
             hands = self.hands[sent.number]
+            if self.may_die_alone():
+                continue
             if not hands:
                 yield f"{sent} of its slot has not come"
                 continue
             last = hands[-1]
             is_last = last.state in (FAILING, FAILED) and last.attempt >= self.max_attempts
             is_here = last.state == OPEN and last.session is hand.session
-            if not (last.state in _FINAL or is_last or is_here):
+            if not (last.state in (*_FINAL, MAYBE_LOST) or is_last or is_here):
                 yield f"{sent} of its slot is {last}"
 
     def change(self, *, seeks: bool = False, loses: bool = False) -> None:
@@ -390,20 +432,23 @@ class GroupRecord:
             return  # it may be missed
         acked = sum(hand.state in (ACKING, ACKED) for hand in hands)
         ends = acked + dead + self.deleted[sent.number]
+        may_be_acked = any(hand.state == MAYBE_LOST for hand in hands)
         was_early = sent.begun < self.entered  # nobody followed it yet, so retention may have removed it
-        if not ends and not (may_be_gone and (self.is_narrowed or was_early)):
+        if not ends and not may_be_acked and not (may_be_gone and (self.is_narrowed or was_early)):
             yield "it is lost"
         if ends > 1 and not (self.is_changed or self.is_loose or sent.may_be_twice):
             yield f"it has {ends} ends"
         is_free = dead or self.may_expire(sent) or self.is_changed or self.is_loose
-        if hands and hands[-1].state in (OPEN, BACK) and not is_free:
+        if hands and hands[-1].state in (OPEN, BACK, LOST) and not is_free:
             yield "it was given back, and has not come again"
         if dead and not self.is_changed and not self.is_loose:
             last = hands[-1] if hands else None
             count["expired"] += reason.startswith("expired")
-            if last is None or last.state == BACK or last.attempt < self.max_attempts:
+            if last is None or last.state in (BACK, LOST, MAYBE_LOST) or last.attempt < self.max_attempts:
                 is_rejected = last is not None and last.state in (REJECTING, REJECTED)
-                if not is_rejected and not self.may_expire(sent):
+                is_killed = self.may_die_alone() and reason.startswith("its consumer fell silent")
+                count["dead with its consumers"] += is_killed
+                if not is_rejected and not self.may_expire(sent) and not is_killed:
                     yield f"it is dead: {reason}"
                 if is_rejected and reason != "rejected":
                     yield f"it was rejected, and is dead: {reason}"
