@@ -77,12 +77,6 @@ OF_ORDER: Final = (
         _RANKS + _MODEL,
     ),
     Mutant(
-        "go by priority only where a consumer follows several",
-        "_ranked",
-        never("not has_lanes or not subscription.group.heeds_priority"),
-        _RANKS,
-    ),
-    Mutant(
         "begin with order keys in turn",
         "Subscription.begins_with_order_keys",
         never("self.turn // len(self.filters) % 2"),

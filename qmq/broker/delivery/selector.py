@@ -65,11 +65,10 @@ class PullSelector:
         selection = PullSelection(
             self._store, subscription, offer.max_count, offer.max_bytes, need, self._tracker.now, self._scratch
         )
-        has_lanes = subscription.find_lanes(self._store)
-        if not has_lanes and not offer.ranks:
+        if not subscription.find_lanes(self._store) and not offer.ranks:
             selection.take_some(NORMAL, subscription.in_turn(), offer.max_count)
             return selection
-        ranked, passed = _ranked(subscription, has_lanes), -1
+        ranked, passed = _ranked(subscription), -1
         # Where a choice has only passed some, others of their order keys and of higher priority may be the next ones.
         while not selection.count and selection.passed != passed:
             passed = selection.passed
@@ -109,12 +108,9 @@ class PullSelector:
         return start, end
 
 
-def _ranked(subscription: Subscription, has_lanes: bool) -> list[list[SubjectFilter]]:
+def _ranked(subscription: Subscription) -> list[list[SubjectFilter]]:
     """Return the filters of a subscription by rank, each list in the order in which they are chosen from."""
     ranked: list[list[SubjectFilter]] = [[] for _ in range(RANKS)]
-    if not has_lanes or not subscription.group.heeds_priority:
-        ranked[NORMAL] = subscription.in_turn()
-        return ranked
     chosen = set[int]()
     for base in subscription.in_turn():
         for subject_filter in base.with_lanes():
