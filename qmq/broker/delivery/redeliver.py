@@ -80,15 +80,14 @@ class Redelivery:
             max_count = min(max_count, MOST_AGAIN)
             if retries.has_ranks:
                 split = _of_rank(retries, offer.ranks[0], split)
-        choice = retries.choose(max_count, split, quarantined=is_quarantined)
-        if not choice.taken:
+        taken = retries.choose(max_count, split, quarantined=is_quarantined)
+        if not taken:
             return None
-        fits, size = self._fitting(lookup, choice.taken, max_bytes)
-        if not is_quarantined and fits < sum(one.total for one in choice.taken):
+        fits, size = self._fitting(lookup, taken, max_bytes)
+        if not is_quarantined and fits < sum(one.total for one in taken):
             if eligibility is not None:
                 eligibility.begin()
-            choice = retries.choose(fits, split)
-        taken = retries.take(choice)
+            taken = retries.choose(fits, split)
         ledger.was_again = True
         self.by_rank = [0] * RANKS
         for one in taken:

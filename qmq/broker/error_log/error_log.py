@@ -10,7 +10,7 @@ import functools
 import itertools
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -51,15 +51,6 @@ class TakenRetry(NamedTuple):
 def taken_of(retry: RetryItem, total: int) -> TakenRetry:
     """Return the first *total* messages of a retry."""
     return TakenRetry(retry, total, InFlightRange(retry.messages.part(0, total), retry.attempt, retry.session_expiries))
-
-
-class RetryChoice(NamedTuple):
-    """Retries that were chosen for a pull: what it gets, and what stays in memory of those that were looked at."""
-
-    taken: list[TakenRetry]
-    left: list[RetryItem]
-    looked_at: int
-    quarantined: bool
 
 
 class Failure(NamedTuple):
@@ -363,7 +354,7 @@ class Retries:
     def replace(self, retry: RetryItem, parts: list[MessageRange], *, whole: bool) -> None:
         """Let *parts* replace a retry. With *whole* it lay in the schedule, and no part of it was taken."""
         number = retry.number
-        self.took(number, retry.messages, retry.attempt)
+        self.take([(number, InFlightRange(retry.messages, retry.attempt, retry.session_expiries))])
         if whole and self._taken.get(number) == [retry.messages]:
             del self._taken[number]
             self._void.add(number, number + 1)
@@ -415,38 +406,25 @@ class Retries:
         """Return when the next retry of the schedule is due."""
         return self._schedule.next_due_us()
 
-    def choose(self, max_count: int, split: Split | None = None, *, quarantined: bool = False) -> RetryChoice:
+    def choose(self, max_count: int, split: Split | None = None, *, quarantined: bool = False) -> list[TakenRetry]:
         """Choose up to *max_count* messages of MOST_TAKEN retries in memory, or of one *quarantined* retry; with
         *split* only messages that it allows. Nothing changes before ``take``. Raises what *split* raises.
         """
         most = 1 if quarantined else MOST_TAKEN
-        taken, left, looked_at = list[TakenRetry](), list[RetryItem](), 0
+        taken = list[TakenRetry]()
         for retry in self._quarantined if quarantined else self._due:
             if not max_count or len(taken) >= most:
                 break
             ranges = [(retry.messages.total, True)] if split is None else split(retry.messages)
             if ranges is None:
                 break
-            looked_at, start = looked_at + 1, 0
+            start = 0
             for count, is_meant in ranges:
                 fits = min(count, max_count) if is_meant and len(taken) < most else 0
                 if fits:
                     taken.append(taken_of(_cut_of(retry, start, start + fits), fits))
-                if fits < count:
-                    left.append(_cut_of(retry, start + fits, start + count))
                 start, max_count = start + count, max_count - fits
-        return RetryChoice(taken, left, looked_at, quarantined)
-
-    def take(self, choice: RetryChoice) -> list[TakenRetry]:
-        """Take what was chosen, and return it; nothing may have changed since."""
-        self.changed, self._is_new = True, self._is_new or bool(choice.taken)
-        queue = self._quarantined if choice.quarantined else self._due
-        for _ in range(choice.looked_at):
-            queue.popleft()
-        queue.extendleft(reversed(choice.left))
-        for retry, total, _ in choice.taken:
-            self._change(-total, retry.attempt)
-        return choice.taken
+        return taken
 
     def pass_over(self, now_us: int) -> bool:
         """Put the retries in memory, which others may have, back into the schedule, and load those behind them.
@@ -485,18 +463,34 @@ class Retries:
         """The quarantined retries in memory."""
         return self._quarantined
 
-    def took(self, number: int, messages: MessageRange, attempt: int) -> None:
-        """Take these messages of a retry for that attempt, as a record says; the retry may not be loaded yet."""
-        self.changed = True
-        self._change(-messages.total, attempt)
+    def take(self, several: Sequence[tuple[int, InFlightRange]]) -> None:
+        """Take these messages, each of the retry with that number, for an attempt: they were chosen now, or a record
+        says so. A retry may not be loaded yet.
+        """
+        self.changed = self._is_new = True
+        wanted = dict[int, list[MessageRange]]()
+        for number, (messages, attempt, _) in several:
+            self._change(-messages.total, attempt)
+            wanted.setdefault(number, []).append(messages)
         for queue in (self._due, self._quarantined):
-            for at, retry in enumerate(queue):
-                if retry.number == number and retry.messages.overlaps(messages):
-                    del queue[at]
-                    for part in reversed(without(retry.messages, messages)):
-                        queue.insert(at, retry._replace(messages=part))
-                    return
-        self._taken.setdefault(number, []).append(messages)
+            left, looked_at = list[RetryItem](), 0
+            for retry in queue:
+                if not wanted:
+                    break
+                looked_at += 1
+                taken = [messages for messages in wanted.get(retry.number, ()) if retry.messages.overlaps(messages)]
+                if not taken:
+                    left.append(retry)
+                    continue
+                left += [retry._replace(messages=messages) for messages in rest_of(retry.messages, taken)]
+                wanted[retry.number] = [messages for messages in wanted[retry.number] if messages not in taken]
+                if not wanted[retry.number]:
+                    del wanted[retry.number]
+            for _ in range(looked_at):
+                queue.popleft()
+            queue.extendleft(reversed(left))
+        for number, ranges in wanted.items():
+            self._taken.setdefault(number, []).extend(ranges)
 
     @property
     def next_number(self) -> int:

@@ -1,9 +1,8 @@
 """The state of a group's messages, and the changes of it, which follow the table in message_life.py.
 
 Each change is a record of the pull log. A method stages the record and applies it; a start applies the records that it
-reads, by the same ``_apply_...`` methods. (Taking retries out is the exception: a pull takes them before it has a
-record, and a replay by the record.) Times are wall-clock microseconds; monotonic times, such as a consumer's last call,
-are not stored.
+reads, by the same ``_apply_...`` methods. Times are wall-clock microseconds; monotonic times, such as a consumer's last
+call, are not stored.
 """
 
 from __future__ import annotations
@@ -288,7 +287,7 @@ class Ledger:
             self._apply_pull(member, given, size, now_us)
 
     def pulled_again(self, member: Member, taken: list[TakenRetry], size: int, now_us: int) -> InFlightPull:
-        """Put retries in flight that were taken out."""
+        """Put retries in flight that were chosen."""
         self.version += 1
         quarantined = taken[0].retry.quarantined
         which = [[one.retry.number, *one.in_flight.flat()] for one in taken]
@@ -296,13 +295,16 @@ class Ledger:
             RecordKind.AGAIN,
             self._packed([member.number, member.in_flight.next_sequence, size, now_us, quarantined, which]),
         )
-        return self._apply_again(member, [one.in_flight for one in taken], size, now_us, quarantined)
+        given = [(one.retry.number, one.in_flight) for one in taken]
+        return self._apply_again(member, given, size, now_us, quarantined)
 
     def _apply_again(
-        self, member: Member, given: list[InFlightRange], size: int, now_us: int, quarantined: bool
+        self, member: Member, given: list[tuple[int, InFlightRange]], size: int, now_us: int, quarantined: bool
     ) -> InFlightPull:
+        # *given* are ranges, each with the number of its retry.
+        self.retries.take(given)
         member.quarantined, member.pulled_us = quarantined, now_us
-        pull = member.in_flight.add(given, size, now_us, quarantined)
+        pull = member.in_flight.add([in_flight for _, in_flight in given], size, now_us, quarantined)
         self.counts.redelivered += pull.total
         return pull
 
@@ -626,10 +628,8 @@ class Ledger:
             self._apply_pull(member, unflat(rest[0]), size, now_us)
             return True
         quarantined, which = rest
-        given = [InFlightRange.of(retry[1:]) for retry in which]
-        for (number, *_), in_flight in zip(which, given, strict=True):
-            self.retries.took(number, in_flight.messages, in_flight.attempt)
-        self._apply_again(member, given, size, now_us, quarantined)
+        taken = [(retry[0], InFlightRange.of(retry[1:])) for retry in which]
+        self._apply_again(member, taken, size, now_us, quarantined)
         return True
 
     def _apply(self, kind: int, fields: list[Any]) -> None:

@@ -10,7 +10,7 @@ from qmq.broker.delivery.eligibility import eligibility_of
 from qmq.broker.delivery.encode import RangeLookup
 from qmq.broker.error_log import error_log
 from qmq.broker.error_log.error_log import Failure
-from qmq.broker.journal.record_types import MessageRange
+from qmq.broker.journal.record_types import InFlightRange, MessageRange
 from qmq.broker.ports.commands import HandOver
 from qmq.broker.ports.effects import PulledMessages
 from qmq.broker.ports.limits import BrokerLimits
@@ -200,11 +200,11 @@ def test_pieces_of_one_retry_are_chosen_again(tmp_path: Path) -> None:
     assert group.ledger is not None
     found = group.ledger.retries
     number = found.add(MessageRange(0, 0, 0, 0, 9), 1, 0, False, Failure("broke", 1, 0, 5, 5))
-    found.took(number, MessageRange(0, 0, 0, 3, 3), 1)
+    found.take([(number, InFlightRange(MessageRange(0, 0, 0, 3, 3), 1, 0))])
+    for _ in range(2):
+        assert [one.in_flight.messages for one in found.choose(3)] == [MessageRange(0, 0, 0, 0, 3)]
     assert found.count == 6
-    assert [one.in_flight.messages for one in found.choose(3).taken] == [MessageRange(0, 0, 0, 0, 3)]
-    assert found.count == 6
-    assert [one.in_flight.messages for one in found.take(found.choose(100))] == [
+    assert [one.in_flight.messages for one in found.choose(100)] == [
         MessageRange(0, 0, 0, 0, 3),
         MessageRange(0, 0, 0, 6, 3),
     ]

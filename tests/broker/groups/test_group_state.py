@@ -25,10 +25,15 @@ from qmq.storage.store import ItemLog, Schedule
 NEVER = 1 << 60
 
 
-def taken_alone(ledger: Ledger, max_count: int) -> TakenRetry:
-    """Take up to *max_count* messages of the first quarantined retry."""
-    (taken,) = ledger.retries.take(ledger.retries.choose(max_count, quarantined=True))
-    return taken
+def alone(ledger: Ledger, max_count: int) -> list[TakenRetry]:
+    """Return up to *max_count* messages of the first quarantined retry."""
+    return ledger.retries.choose(max_count, quarantined=True)
+
+
+def take(ledger: Ledger, chosen: list[TakenRetry]) -> list[TakenRetry]:
+    """Take chosen retries, as a pull does."""
+    ledger.retries.take([(one.retry.number, one.in_flight) for one in chosen])
+    return chosen
 
 
 class Driven:
@@ -83,9 +88,9 @@ def everything_else(ledger: Ledger) -> tuple[list[int], list[int]]:
     ledger.retries.load(NEVER)
     waiting = []
     while ledger.retries.load(NEVER):
-        taken = ledger.retries.take(ledger.retries.choose(1_000_000))
+        taken = take(ledger, ledger.retries.choose(1_000_000))
         while ledger.retries.is_quarantined_due:
-            taken.append(taken_alone(ledger, NEVER))
+            taken += take(ledger, alone(ledger, NEVER))
         waiting += [message for one in taken for message in ids_of(one.in_flight.messages)]
     dead = [
         message
@@ -104,9 +109,9 @@ def alone_until_dead(driven: Driven, poison: int) -> tuple[int, list[int], list[
         now += 1
         member = ledger.join("worker", now.to_bytes(4), transient=False, now_us=now)
         if ledger.retries.is_quarantined_due:
-            pull = ledger.pulled_again(member, [taken_alone(ledger, NEVER)], 1, now)
+            pull = ledger.pulled_again(member, alone(ledger, NEVER), 1, now)
         elif ledger.retries.is_due:
-            pull = ledger.pulled_again(member, ledger.retries.take(ledger.retries.choose(1_000)), 1, now)
+            pull = ledger.pulled_again(member, ledger.retries.choose(1_000), 1, now)
         else:
             pull = ledger.pulled(member, [MessageRange(3, 0, 0, 0, 1_000)], 1, now, [])
         got = in_flight_ids(member)
@@ -155,7 +160,7 @@ def test_takeovers_with_nothing_in_flight_or_a_leave_between_are_not_in_a_row(tm
     if leaves:
         ledger.leave(member, LeaveReason.LEFT, 2)
         ledger.join("a", b"5", transient=False, now_us=3)
-        ledger.pulled_again(member, ledger.retries.take(ledger.retries.choose(100)), 1, 3)
+        ledger.pulled_again(member, ledger.retries.choose(100), 1, 3)
         assert in_flight_ids(ledger.join("a", b"6", transient=False, now_us=4)) == list(range(20))
     assert in_flight_ids(ledger.join("a", b"7", transient=False, now_us=5)) == []
 
@@ -168,15 +173,15 @@ def test_expiry_with_several_in_flight_comes_no_nearer_to_max_session_expiries(t
     ledger.pulled(member, [MessageRange(3, 0, 0, 0, 30)], 1, 0, [])
     ledger.leave(member, LeaveReason.EXPIRED, 1)
     member = ledger.join("a", b"2", transient=False, now_us=2)
-    first = ledger.pulled_again(member, [taken_alone(ledger, 3)], 1, 2).first
+    first = ledger.pulled_again(member, alone(ledger, 3), 1, 2).first
     ledger.ack(member, [first + 1, first + 2], 0)  # two are left, not next to each other
     ledger.leave(member, LeaveReason.EXPIRED, 3)
     assert len(ledger.dead) == 0
     while ledger.retries.count > 2:
-        taken_alone(ledger, 100)
+        take(ledger, alone(ledger, 100))
     for count in (1, 2):
         member = ledger.join("a", b"3%d" % count, transient=False, now_us=4)
-        ledger.pulled_again(member, [taken_alone(ledger, 100)], 1, 4)
+        ledger.pulled_again(member, alone(ledger, 100), 1, 4)
         ledger.leave(member, LeaveReason.EXPIRED, 5)
         assert len(ledger.dead) == count
     assert [letter.session_expiries for items in ledger.dead.after(0) for letter in unpacked(items)] == [1, 1]
@@ -209,7 +214,7 @@ def test_out_of_attempts_is_dead_with_the_last_reason(tmp_path: Path) -> None:
         assert not ledger.retries.load(due - 1)
         assert ledger.retries.load(due)
         now = due
-        (taken,) = ledger.retries.take(ledger.retries.choose(5))
+        (taken,) = take(ledger, ledger.retries.choose(5))
         assert (taken.in_flight.attempt, taken.retry.reason) == (attempt + 1, f"broke {attempt}")
         ledger.pulled_again(member, [taken], 1, now)
     assert delays == [10, 20]
@@ -228,7 +233,7 @@ def test_retries_in_memory_are_bounded_and_all_are_handed_out(tmp_path: Path) ->
     driven.restart()
     came = list[int]()
     while driven.ledger.retries.load(5):
-        taken = driven.ledger.retries.take(driven.ledger.retries.choose(100))
+        taken = take(driven.ledger, driven.ledger.retries.choose(100))
         came += [message for one in taken for message in ids_of(one.in_flight.messages)]
     assert sorted(came) == list(range(count))
     assert driven.ledger.retries.count == 0
@@ -239,9 +244,9 @@ def test_a_quarantined_range_is_cut_to_max_count(tmp_path: Path) -> None:
     member = ledger.join("a", b"1", transient=False, now_us=0)
     ledger.pulled(member, [MessageRange(3, 0, 0, 0, 100)], 1, 0, [])
     ledger.leave(member, LeaveReason.EXPIRED, 1)
-    (chosen,) = ledger.retries.choose(100, quarantined=True).taken
+    (chosen,) = alone(ledger, 100)
     assert ids_of(chosen.in_flight.messages) == list(range(10)), "a choice changes nothing"
-    first, second = taken_alone(ledger, 4), taken_alone(ledger, 100)
+    (first,), (second,) = take(ledger, alone(ledger, 4)), take(ledger, alone(ledger, 100))
     assert (ids_of(first.in_flight.messages), ids_of(second.in_flight.messages)) == (list(range(4)), list(range(4, 10)))
 
 
@@ -265,7 +270,7 @@ def test_the_state_for_the_checkpoint_is_packed_anew_after_each_change(tmp_path:
     is_new()
     assert ledger.retries.load(1_000)
     is_new()
-    ledger.pulled_again(member, ledger.retries.take(ledger.retries.choose(5)), 1, 1_000)
+    ledger.pulled_again(member, ledger.retries.choose(5), 1, 1_000)
     is_new()
     ledger.hand_back(member, [DispositionRange(30, 40, Disposition.REJECT, None, "")], 1_000)
     is_new()
@@ -301,5 +306,5 @@ def test_one_answer_has_so_many_retries_at_most(tmp_path: Path) -> None:
     )
     took = []
     while ledger.retries.load(0, count):
-        took.append(len(ledger.retries.take(ledger.retries.choose(2 * count))))
+        took.append(len(take(ledger, ledger.retries.choose(2 * count))))
     assert took == [MOST_TAKEN, count - MOST_TAKEN]

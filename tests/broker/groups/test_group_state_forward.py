@@ -26,7 +26,7 @@ def test_a_retry_is_replaced_wherever_it_lies(tmp_path: Path) -> None:
         number = made.retries.add(OLD, 2, 1, False, WHY._replace(due_us=START_US if place == "due" else WHY.due_us))
         (found,) = made.retries.waiting() if place == "due" else made.retries.left_of(_scheduled(made))
         if place == "in part":
-            made.retries.took(number, OLD.part(0, 1), 2)
+            made.retries.take([(number, InFlightRange(OLD.part(0, 1), 2, 0))])
             (found,) = made.retries.left_of(_scheduled(made))
             assert found.messages == OLD.part(1, 3)
         left = found.messages.total

@@ -10,7 +10,7 @@ from qmq.broker.error_log.error_log import unpacked
 from qmq.broker.journal.record_types import LeaveReason, MessageRange
 from qmq.broker.ports.commands import DispositionRange
 from qmq.net.protocol.types import Disposition
-from tests.broker.groups.test_group_state import Driven, taken_alone
+from tests.broker.groups.test_group_state import Driven, alone
 
 DELAYS_US = (10, 20)
 
@@ -86,7 +86,7 @@ def test_a_quarantined_message_is_dead_after_max_session_expiries(tmp_path: Path
     ledger.leave(ledger.by_name["c"], LeaveReason.EXPIRED, 1)
     for now_us, session_expiries in ((2, 1), (3, 2)):
         member = ledger.join("c", b"%d" % now_us, transient=False, now_us=now_us)
-        ledger.pulled_again(member, [taken_alone(ledger, 1)], 1, now_us)
+        ledger.pulled_again(member, alone(ledger, 1), 1, now_us)
         ledger.leave(member, LeaveReason.EXPIRED, now_us)
         alive = [(100, 1, session_expiries, now_us, True)] if session_expiries < 2 else []
         assert state(driven) == (alive, [] if alive else [(100, "its consumer fell silent 2 times")])
