@@ -188,8 +188,8 @@ OF_ORDER: Final = (
     ),
     Mutant(
         "give copies the places of their originals",
-        "places:_slot_rows",
-        never("has_private and known[number]"),
+        "places:_columns",
+        never("may_be_copies and store.subjects.has_private"),
         _RETENTION,
     ),
     Mutant(

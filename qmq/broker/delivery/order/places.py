@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from itertools import groupby
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from qmq.broker.error_log.error_log import RetryItem, unpacked
 from qmq.broker.groups.group import Group
@@ -14,19 +16,20 @@ from qmq.broker.groups.group_state import Ledger
 from qmq.broker.groups.message_ranges import (
     PARTITIONS,
     MessageParts,
+    Rows,
     RunPart,
     WholeRuns,
     lane_kind_of,
     parts_of,
     prefix_of,
 )
-from qmq.broker.groups.order_slots import OrderedRuns, OrderSlots, SlotMessages, offset_of, place_of
+from qmq.broker.groups.order_slots import Numbers, OrderedRuns, OrderSlots, SlotMessages, offset_of, place_of
 from qmq.broker.journal.record_types import MessageRange
 from qmq.errors import StorageError
 from qmq.format.batch import parse_header
 from qmq.format.copies.for_group import origin_of
-from qmq.format.lanes import SLOT_BITS, slot_of
-from qmq.format.layout import BATCH_HEADER_SIZE, LANE_ORDERED
+from qmq.format.lanes import SLOT_BITS
+from qmq.format.layout import BATCH_HEADER_SIZE, ENTRY_DTYPE, LANE_ORDERED
 from qmq.format.private import is_private
 from qmq.storage.store import NotInMemory, Store
 
@@ -35,66 +38,61 @@ _FOREIGN_US: Final = -(1 << 62)
 _NO_NUMBERS: Final = np.zeros(0, np.int64)
 NO_RUNS: Final = OrderedRuns(_NO_NUMBERS, _NO_NUMBERS, _NO_NUMBERS, _NO_NUMBERS, _NO_NUMBERS)
 
-#: The slot of a run (-1: it has no order keys), stamp and offset of its first message, and how many it has.
-_SlotRow = tuple[int, int, int, int]
-
 
 def ordered_runs(store: Store, parts: MessageParts, start: int, *, may_be_copies: bool = True) -> OrderedRuns:
     """Return the messages with order keys among *parts*, which have the delivery sequences from *start* on."""
     if not parts:
         return NO_RUNS
-    if may_be_copies and store.subjects.has_private:
-        rows = list(_slot_rows(store, parts))
-        slots, stamps, offsets, totals = (np.array(column, np.int64) for column in zip(*rows, strict=True))
-        of_slots = np.flatnonzero(slots >= 0)
-    else:
-        lanes, stamps, offsets, totals = map(np.concatenate, zip(*map(_columns, parts), strict=True))
-        of_slots = np.flatnonzero(lanes >= LANE_ORDERED)
-        slots = lanes & SLOT_BITS
-    ends = start + np.cumsum(totals)
-    return OrderedRuns(
-        (ends - totals)[of_slots], ends[of_slots], slots[of_slots], stamps[of_slots], offsets[of_slots]
-    )  # fmt: skip
-
-
-def _columns(part: RunPart | WholeRuns) -> tuple[Any, Any, Any, Any]:
-    """Return lane, stamp and offset of the first message, and count of each run of a part: i64[n] each."""
-    if isinstance(part, RunPart):
-        entry = part.entry
-        values = entry[6], entry[2], offset_of(entry[5], part.start), part.stop - part.start
-        return tuple(np.array([value], np.int64) for value in values)  # type: ignore[return-value]  # four of them
-    rows = part.rows
-    columns = (rows[name].astype(np.int64) for name in ("lane", "stored_at_us", "run", "count"))
-    lanes, stamps, runs, counts = columns
-    return lanes, stamps, offset_of(runs, 0), counts
+    slots, stamps, offsets, counts = _columns(store, parts, may_be_copies=may_be_copies)
+    ends = start + np.cumsum(counts)
+    runs = OrderedRuns(ends - counts, ends, slots, stamps, offsets)
+    are_ordered = slots >= 0
+    return runs if are_ordered.all() else OrderedRuns(*(column[are_ordered] for column in runs))
 
 
 def slots_of(store: Store, parts: MessageParts) -> list[tuple[int, int, int]]:
     """Return (slot, place of the first message, count) of each run; the slot of other messages is -1."""
-    return [
-        (slot, place_of(stored_at_us, offset), count) for slot, stored_at_us, offset, count in _slot_rows(store, parts)
-    ]
+    if not parts:
+        return []
+    rows = zip(*(column.tolist() for column in _columns(store, parts)), strict=True)
+    return [(slot, place_of(stamp, offset), count) for slot, stamp, offset, count in rows]
 
 
-def _slot_rows(store: Store, parts: MessageParts) -> Iterator[_SlotRow]:
-    has_private, known = store.subjects.has_private, dict[int, bool]()
-    for part in parts:
-        if isinstance(part, RunPart):
-            entries, start, stop = [part.entry], part.start, part.stop
-        else:
-            entries, start, stop = part.rows.tolist(), 0, 0
-        for entry in entries:
-            number, lane, count = entry[3], entry[6], (stop or entry[4]) - start
-            if lane < LANE_ORDERED:
-                yield -1, 0, 0, count
-                continue
-            if has_private and number not in known:
-                known[number] = _is_private(store, number)
-            if has_private and known[number]:
-                stamp, offset = _origin(store, part.partition, entry[1], entry[2])
-                yield slot_of(lane), stamp, offset + start, count
-            else:
-                yield slot_of(lane), entry[2], offset_of(entry[5], start), count
+def _columns(store: Store, parts: MessageParts, *, may_be_copies: bool = True) -> list[Numbers]:
+    """Return the slot of each run (-1: it has no order keys), stamp and offset of its first message, and how many it
+    has: i64[n] each.
+    """
+    columns = list[tuple[Numbers, Numbers, Numbers, Numbers]]()
+    for partitions, rows, starts, counts in _rows_of(parts):
+        lanes, stamps, runs = (rows[name].astype(np.int64) for name in ("lane", "stored_at_us", "run"))
+        slots, offsets = np.where(lanes < LANE_ORDERED, -1, lanes & SLOT_BITS), offset_of(runs, 0)
+        if may_be_copies and store.subjects.has_private:
+            for at in _copies(store, rows["subject"], slots):
+                position, stamp = int(rows["position"][at]), int(stamps[at])
+                stamps[at], offsets[at] = _origin(store, int(partitions[at]), position, stamp)
+        columns.append((slots, stamps, offsets + starts, counts))
+    return list(map(np.concatenate, zip(*columns, strict=True)))
+
+
+def _rows_of(parts: MessageParts) -> Iterator[tuple[Numbers, Rows, Numbers, Numbers]]:
+    """Yield rows, their partitions, and the number of the first message and the count of each: runs alone as one."""
+    for kind, several in groupby(parts, type):
+        if kind is RunPart:
+            partitions, entries, starts, stops = zip(*several, strict=True)
+            rows = np.array(list(entries), ENTRY_DTYPE)
+            yield np.array(partitions), rows, np.array(starts), np.subtract(stops, starts)
+            continue
+        for part in several:
+            assert isinstance(part, WholeRuns)
+            rows, counts = part.rows, part.rows["count"].astype(np.int64)
+            yield np.full(len(rows), part.partition), rows, np.zeros(len(rows), np.int64), counts
+
+
+def _copies(store: Store, subjects: npt.NDArray[Any], slots: Numbers) -> list[int]:
+    """Return which messages with order keys are copies, by their subjects and slots."""
+    private = [number for number in np.unique(subjects[slots >= 0]).tolist() if _is_private(store, number)]
+    found: list[int] = np.flatnonzero(np.isin(subjects, private)).tolist()
+    return found
 
 
 def _is_private(store: Store, number: int) -> bool:
