@@ -787,7 +787,11 @@ class SubjectNumbering:
         return by_run
 
     def _of_lanes(self, names: Sequence[str], runs: Runs, forced: bool, rights: Rights | None) -> Numbers:
-        number = self._store.subjects.number
+        number, by_name = self._store.subjects.number, list(map(self._store.subjects.other_lanes, names))
+        by_run = map(by_name.__getitem__, runs["subject"].tolist())
+        numbers = list(map(dict.get, by_run, runs["lane"].tolist()))
+        if None not in numbers:  # as in most batches of order keys
+            return np.array(numbers, np.int64)
         for name in names:
             if number(name) is None:
                 check_subject(name)  # all of them before any is registered
