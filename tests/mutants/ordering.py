@@ -85,8 +85,32 @@ OF_ORDER: Final = (
     Mutant(
         "grant a consumer no slot for messages that were handed out",
         "scan:_take",
-        instead("np.flatnonzero(~is_done)", "np.flatnonzero(chooser.may_have(subjects) & ~is_done)"),
+        instead("are_left.all()", "(chooser.may_take(some), are_left.all())[1]"),
         _WAITING + _SCAN,
+    ),
+    Mutant(
+        "grant a consumer the slot whose message waits longest",
+        "_SlotChooser._stretches",
+        skip("lengths[own] = ORDER_SLOTS"),
+        _SCAN,
+    ),
+    Mutant(
+        "cut a stretch of slots so that it has the one that waits longest",
+        "_SlotChooser._stretches",
+        skip("starts[own] += skipped"),
+        _SCAN,
+    ),
+    Mutant(
+        "pass no rows again that were handed out",
+        "OrderedScan._read_on",
+        instead("_have_messages(rows, chooser.cursors)", "True"),
+        _SCAN,
+    ),
+    Mutant(
+        "grant a pull of few messages the slots that wait longest",
+        "_SlotChooser._grant",
+        never("most <= room"),
+        _SCAN,
     ),
     Mutant(
         "read again what is younger than rows that are read again",
@@ -201,7 +225,7 @@ OF_ORDER: Final = (
     Mutant(
         "keep the order of a key over subjects",
         "_SlotChooser.may_take",
-        always("self.kind is None and not self._own"),
+        always("self.kind is None and self._follows_all"),
         _SUBJECTS,
     ),
     Mutant(
@@ -255,7 +279,7 @@ OF_ORDER: Final = (
     Mutant(
         "hand out nothing behind a retry",
         "OrderSlots.may_have",
-        skip("allowed &= ~self._is_retrying[slots]"),
+        skip("allowed &= ~self.are_retrying[slots]"),
         _ORDER + _MODEL,
     ),
     Mutant(
@@ -267,7 +291,7 @@ OF_ORDER: Final = (
     Mutant(
         "hand out a retry to the owner of its slot",
         "OrderSlots.may_come_again",
-        never("self._owners[slot] not in (0, consumer)"),
+        never("self.owners[slot] not in (0, consumer)"),
         _ORDER + _MODEL,
     ),
     Mutant(
@@ -297,7 +321,7 @@ OF_ORDER: Final = (
     Mutant(
         "remember the rows that were passed",
         "OrderedScan._read_on",
-        never("left.any()"),
+        never("len(left)"),
         _ORDER + _MODEL,
     ),
     Mutant(
@@ -326,8 +350,8 @@ OF_ORDER: Final = (
     ),
     Mutant(
         "leave slots to other consumers",
-        "_SlotChooser.__init__",
-        never("consumers > 1"),
+        "_SlotChooser.may_have",
+        always("self._consumers == 1"),
         _ORDER + _MODEL,
     ),
     Mutant(

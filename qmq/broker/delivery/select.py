@@ -194,6 +194,11 @@ class PullSelection:
         return taken
 
     @property
+    def most(self) -> int:
+        """The most messages that the pull may get beside those that were chosen."""
+        return self._max_count - self.count
+
+    @property
     def lacks(self) -> bool:
         """Whether the pull has less than it waits for."""
         return self.count < self._least

@@ -29,6 +29,8 @@ _PREFIX_BITS: Final = (1 << ORDINAL_BITS) - 1
 _KIND_SHIFT: Final = _PREFIX_SHIFT + ORDINAL_BITS
 _FIRST_ROWS: Final = 8
 _CHUNK_ROWS: Final = 8_192
+#: Rows among which is looked first whether a prefix takes others: of consumers that share order keys it does.
+_PROBED_ROWS: Final = 512
 #: Prefixes of a consumer to look for in the chosen messages; further ones are not looked for.
 _MOST_PREFIXES: Final = 8
 #: Fewer ranges than this stay as they are; more are joined by the prefix that takes them, where possible.
@@ -232,11 +234,13 @@ def _in_log(store: Store, partition: int, rows: Rows, prefix: SubjectFilter | No
     try:
         part = store.partitions[partition]
         row = part.consumer_log.row_at_position(int(rows["position"][0])) + int(rows["run"][0])
+        if not _are_same(rows, _taken(store, prefix, part.consumer_log.rows(row, _PROBED_ROWS))):
+            return list(_ranges(partition, rows, subject_filter))
         while done < len(rows) and len(around := part.consumer_log.rows(row, _CHUNK_ROWS)):
             row += len(around)
             taken = _taken(store, prefix, around)[: len(rows) - done]
             mine = rows[done : done + len(taken)]
-            if (taken["position"] != mine["position"]).any() or (taken["run"] != mine["run"]).any():
+            if not _are_same(mine, taken):
                 break  # some messages that the prefix takes were handed out before
             if len(mine):
                 total = int(mine["count"].sum(dtype=np.int64))
@@ -248,6 +252,12 @@ def _in_log(store: Store, partition: int, rows: Rows, prefix: SubjectFilter | No
     if done < len(rows):
         found += _ranges(partition, rows[done:], subject_filter[done:])
     return found
+
+
+def _are_same(rows: Rows, others: Rows) -> bool:
+    """Return whether rows are the same, as far as there are both."""
+    count = min(len(rows), len(others))
+    return all(bool((rows[name][:count] == others[name][:count]).all()) for name in ("position", "run"))
 
 
 def _taken(store: Store, prefix: SubjectFilter, rows: Rows) -> Rows:

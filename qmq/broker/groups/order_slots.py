@@ -117,13 +117,6 @@ class SlotMessages(NamedTuple):
     end: int
 
 
-class HeldSlots(NamedTuple):
-    """The slots that a consumer or a retry holds, as bool[ORDER_SLOTS], and how many of them one consumer holds."""
-
-    are_held: npt.NDArray[np.bool_]
-    own: int
-
-
 class OrderSlots:
     """The slots of one group."""
 
@@ -131,11 +124,11 @@ class OrderSlots:
         """*rebuild* tells everything anew, after a ``clear``."""
         self._lookup = lookup
         self._rebuild = rebuild
-        #: By slot: the number of the consumer that has messages in flight, and how many.
-        self._owners = np.zeros(ORDER_SLOTS, np.uint32)
-        self._in_flight = np.zeros(ORDER_SLOTS, np.uint32)
-        self._is_retrying = np.zeros(ORDER_SLOTS, np.bool_)
-        #: By slot: the places of the messages that are to come again.
+        #: By slot: the consumer that has messages in flight (0: none), and whether some are to come again.
+        self.owners = np.zeros(ORDER_SLOTS, np.uint32)
+        self.are_retrying = np.zeros(ORDER_SLOTS, np.bool_)
+        #: By slot: how many messages are in flight, and the places of those that are to come again.
+        self._in_flight = np.zeros(ORDER_SLOTS, np.int64)
         self._retrying: dict[int, Intervals] = {}
         #: Slots with several retries of one message: a seek back has handed it out beside an earlier retry of it.
         self._doubled: set[int] = set()
@@ -149,7 +142,7 @@ class OrderSlots:
 
     def clear(self) -> None:
         """Forget everything, to be told again."""
-        self._owners[:], self._in_flight[:], self._is_retrying[:] = 0, 0, False
+        self.owners[:], self._in_flight[:], self.are_retrying[:] = 0, 0, False
         self._retrying.clear()
         self._doubled.clear()
         self._runs.clear()
@@ -166,30 +159,22 @@ class OrderSlots:
 
     def may_have(self, consumer: int, slots: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
         """Return which of the slots' new messages a consumer may have."""
-        owners = self._owners[slots]
+        owners = self.owners[slots]
         allowed: npt.NDArray[np.bool_] = (owners == 0) | (owners == consumer)
-        allowed &= ~self._is_retrying[slots]
+        allowed &= ~self.are_retrying[slots]
         return allowed
 
-    def held_by(self, consumer: int) -> HeldSlots:
-        """Return which slots some consumer, or a retry, holds, and how many the consumer does."""
-        return HeldSlots((self._owners != 0) | self._is_retrying, self.count_of(consumer))
-
-    def owners_of(self, slots: npt.NDArray[Any]) -> npt.NDArray[np.uint32]:
-        """Return the consumer that has messages of each slot in flight; 0: none."""
-        owners: npt.NDArray[np.uint32] = self._owners[slots]
-        return owners
-
-    def blocked(self, slots: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-        """Return which slots some consumer, or a retry, holds."""
-        found: npt.NDArray[np.bool_] = (self._owners[slots] != 0) | self._is_retrying[slots]
-        return found
+    @property
+    def are_held(self) -> npt.NDArray[np.bool_]:
+        """By slot: whether a consumer or a retry holds it."""
+        are_held: npt.NDArray[np.bool_] = (self.owners != 0) | self.are_retrying
+        return are_held
 
     def may_come_again(self, consumer: int, slot: int, start: int, before: Intervals | None) -> bool:
         """Return whether a consumer may have a slot's retries from place *start* on now: nobody else has messages of
         the slot in flight, and the answer has every earlier retry already. *before* are the places of those it has.
         """
-        if self._owners[slot] not in (0, consumer):
+        if self.owners[slot] not in (0, consumer):
             return False
         for low, high in self._retrying.get(slot, ()):
             if low >= start:
@@ -203,40 +188,17 @@ class OrderSlots:
         """Whether any messages of slots are to come again."""
         return bool(self._retrying)
 
-    def has_retry(self, slot: int) -> bool:
-        """Return whether messages of a slot are to come again."""
-        return slot in self._retrying
-
     def first_retry(self, slot: int) -> int | None:
         """Return the place of the first message of a slot that is to come again; None without one."""
         return next((start for start, _ in self._retrying.get(slot, ())), None)
 
-    def owner(self, slot: int) -> int:
-        """Return the number of the consumer that has messages of a slot in flight; 0: none."""
-        return int(self._owners[slot])
-
-    def taken(self) -> Numbers:
-        """Return the slots that some consumer, or a retry, holds."""
-        return np.flatnonzero((self._owners != 0) | self._is_retrying)
-
     def count_of(self, consumer: int) -> int:
         """Return how many slots a consumer has messages of in flight."""
-        return int(np.count_nonzero(self._owners == consumer))
+        return int(np.count_nonzero(self.owners == consumer))
 
     def pulls_of(self, consumer: int) -> int:
         """Return of how many pulls a consumer has messages of slots in flight."""
         return len(self._runs.get(consumer, ()))
-
-    def slots_in_flight(self, consumer: int, start: int, end: int) -> list[int]:
-        """Return the slots that a consumer holds by messages that had the delivery sequences [start, end)."""
-        found = set[int]()
-        for part in self._between(consumer, start, end):
-            found.update(part.slots[self._owners[part.slots] == consumer].tolist())
-        return list(found)
-
-    def are_retrying(self, slots: Numbers) -> npt.NDArray[np.bool_]:
-        """Return which of the slots, all of them among ``taken``, wait for a retry."""
-        return self._is_retrying[slots]
 
     def first_in_flight(self, member: Member, slots: set[int], most: int = 1) -> dict[int, int]:
         """Return the delivery sequence of the first message in flight of each of these slots that a consumer has, for
@@ -245,7 +207,7 @@ class OrderSlots:
         found = dict[int, int]()
         wanted = np.zeros(ORDER_SLOTS, np.bool_)
         numbers = np.fromiter(slots, np.int64, len(slots))
-        wanted[numbers[self._owners[numbers] == member.number]] = True
+        wanted[numbers[self.owners[numbers] == member.number]] = True
         left = min(int(np.count_nonzero(wanted)), most)
         for held in self._runs.get(member.number, ()):
             if not left:
@@ -269,8 +231,8 @@ class OrderSlots:
         """Note messages that a consumer has in flight from now on."""
         if not len(runs.slots):
             return
-        self._owners[runs.slots] = consumer
-        np.add.at(self._in_flight, runs.slots, (runs.ends - runs.starts).astype(np.uint32))
+        self.owners[runs.slots] = consumer
+        np.add.at(self._in_flight, runs.slots, runs.ends - runs.starts)
         self._runs.setdefault(consumer, deque()).append(_HeldRuns(runs))
 
     def given_again(self, consumer: int, runs: OrderedRuns) -> None:
@@ -286,7 +248,7 @@ class OrderSlots:
                 self._retrying[slot] = left
             else:
                 del self._retrying[slot]
-                self._is_retrying[slot] = False
+                self.are_retrying[slot] = False
 
     def settled(self, consumer: int, start: int, end: int) -> None:
         """Note that the delivery sequences [start, end), all of them in flight, are acked, dead or dropped."""
@@ -297,9 +259,9 @@ class OrderSlots:
             found = _part(held.runs, start, end)
             if found is not None:
                 slots, counts = found.slots, found.counts
-                np.subtract.at(self._in_flight, slots, counts.astype(np.uint32))
+                np.subtract.at(self._in_flight, slots, counts)
                 free = slots[self._in_flight[slots] == 0]
-                self._owners[free] = 0
+                self.owners[free] = 0
                 self.is_freed = self.is_freed or bool(len(free))
                 held.left -= int(counts.sum())
             if not held.left:
@@ -340,7 +302,7 @@ class OrderSlots:
         slot, start, end = messages
         if self._retrying.setdefault(slot, Intervals()).add(start, end) < end - start:
             self._doubled.add(slot)
-        self._is_retrying[slot] = True
+        self.are_retrying[slot] = True
 
     def came(self, several: Sequence[MessageRange]) -> None:
         """Note ranges that became retries without having been in flight."""

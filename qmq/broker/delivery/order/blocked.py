@@ -80,7 +80,7 @@ def counts(store: Store, group: Group) -> BlockedCounts:
     if blocked is None:
         return BlockedCounts(0, 0, 0)
     slots, waiting = blocked.slots, blocked.waiting
-    return BlockedCounts(len(slots), int(np.count_nonzero(blocked.order.are_retrying(slots))), int(waiting.sum()))
+    return BlockedCounts(len(slots), int(np.count_nonzero(blocked.order.are_retrying[slots])), int(waiting.sum()))
 
 
 def blocked_slots(store: Store, group: Group) -> list[BlockingSlot]:
@@ -107,7 +107,7 @@ def blocked_by(store: Store, group: Group, number: int) -> str:
     """
     lane = store.subjects.lane(number)
     ledger, order = group.ledger, current_order(store, group) if lane >= LANE_ORDERED else None
-    if ledger is None or order is None or not (order.owner(slot_of(lane)) or order.has_retry(slot_of(lane))):
+    if ledger is None or order is None or not order.are_held[slot_of(lane)]:
         return ""
     subject = origin_subject(store.subjects.name(number))
     known = _slot(store, ledger, order, slot_of(lane), 0, (subject,))
@@ -153,10 +153,9 @@ class _Blocked(NamedTuple):
 def _blocked(store: Store, group: Group) -> _Blocked | None:
     """Return the slots of a group that hold messages up; None without any."""
     order = None if group.ledger is None else group.ledger.order
-    if order is None or order.is_stale or not len(taken := order.taken()):
+    if order is None or order.is_stale or not (are_held := order.are_held).any():
         return None
-    subjects, is_taken = store.subjects, np.zeros(ORDER_SLOTS, np.bool_)
-    is_taken[taken] = True
+    subjects = store.subjects
     followed, may_be_before = np.zeros(subjects.count, np.bool_), np.zeros(subjects.count, np.bool_)
     for base in group.filters.values():
         for ordered in base.with_slots():
@@ -167,7 +166,7 @@ def _blocked(store: Store, group: Group) -> _Blocked | None:
                 may_be_before[: base.start.subjects] |= matches[: subjects.count][: base.start.subjects]
     numbers = np.flatnonzero(followed)
     slots = (subjects.lanes[numbers] & SLOT_BITS).astype(np.int64)
-    numbers, slots = numbers[is_taken[slots]], slots[is_taken[slots]]
+    numbers, slots = numbers[are_held[slots]], slots[are_held[slots]]
     cursors = group.cursors.of(numbers).astype(np.int64)
     waiting = subjects.ends[numbers].astype(np.int64) - cursors
     is_left = (waiting > 0) & ((cursors > 0) | ~may_be_before[numbers])
@@ -183,7 +182,7 @@ def _chosen(store: Store, group: Group, most: int) -> list[BlockingSlot]:
     if ledger is None or blocked is None:
         return []
     order, slots = blocked.order, blocked.slots
-    is_retrying = order.are_retrying(slots)
+    is_retrying = order.are_retrying[slots]
     since = _since(ledger, order, slots[~is_retrying])
     chosen = [*slots[is_retrying][:most].tolist(), *sorted(since, key=since.__getitem__)]
     waiting = dict(zip(slots.tolist(), blocked.waiting.tolist(), strict=True))
@@ -199,7 +198,7 @@ def _slot(
     store: Store, ledger: Ledger, order: OrderSlots, slot: int, waiting: int, subjects: tuple[str, ...]
 ) -> BlockingSlot:
     """Return a slot with what is known without a look at its messages."""
-    member = ledger.members.get(order.owner(slot))
+    member = ledger.members.get(int(order.owners[slot]))
     place, reason = order.first_retry(slot), RETRYING
     if place is None:
         reason = IN_FLIGHT
@@ -316,7 +315,7 @@ def _detailed(store: Store, group: Group, slot: BlockingSlot, retries: _Retries)
                     since_us=retry.failed_at_us, due_us=retry.due_us, attempts=retry.attempt - 1, failure=retry.reason
                 )
             return slot if place is None else _with_message(store, place, slot)
-        member = ledger.members[order.owner(slot.slot)]
+        member = ledger.members[int(order.owners[slot.slot])]
         for sequence in order.first_in_flight(member, {slot.slot}).values():
             attempts = [one.attempt for one in member.in_flight.between(sequence, sequence + 1)]
             taken_us = member.in_flight.pull_of(sequence).taken_us

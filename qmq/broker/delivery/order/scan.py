@@ -61,6 +61,10 @@ class Taker(Protocol):
     cursors: ChosenCursors
 
     @property
+    def most(self) -> int:
+        """The most messages that the pull may get beside those that were chosen."""
+
+    @property
     def lacks(self) -> bool:
         """Whether the pull has less than it waits for."""
 
@@ -157,38 +161,29 @@ class OrderedScan:
         """
         chooser = self._chooser
         if chooser is None:
-            chooser = self._chooser = _SlotChooser(self._store, taker.cursors, order, subscription, consumers)
+            chooser = self._chooser = _SlotChooser(self._store, taker, order, subscription, consumers)
         chooser.kind = kind if len(self._kinds) > 1 else None
-        if chooser.kind is not None and not self._has_left(kind, chooser):
-            return
+        if chooser.kind is not None:
+            of_kind = [subject_filter for subject_filter in self._filters if subject_filter.kind == kind]
+            if not len(_with_messages(self._store, of_kind, taker.cursors, _MOST_COUNTED)):
+                return
         try:
-            self._take_some(taker, order, chooser)
+            self._take_some(taker, chooser)
             while chooser.left_slots and taker.lacks and not taker.full:
                 chooser.widen()
-                self._take_some(taker, order, chooser)
+                self._take_some(taker, chooser)
             if chooser.left_slots:
                 taker.leave_slots()
         finally:
             self._set_cursors()
 
-    def _has_left(self, kind: int, chooser: _SlotChooser) -> bool:
-        """Return whether there may be messages of a kind of lanes that were not handed out."""
-        for subject_filter in self._filters:
-            if subject_filter.kind == kind:
-                matches, subjects = subject_filter.matches(self._store), self._store.subjects
-                assert matches is not None  # these are some lanes only
-                numbers = np.flatnonzero(matches[: subjects.count])
-                if len(numbers) > _MOST_COUNTED or (subjects.ends[numbers] > chooser.cursors.of(numbers)).any():
-                    return True
-        return False
-
-    def _take_some(self, taker: Taker, order: OrderSlots, chooser: _SlotChooser) -> None:
+    def _take_some(self, taker: Taker, chooser: _SlotChooser) -> None:
         chooser.begin()
         if self._forgotten:
             self._take_forgotten(taker, chooser)
         if not taker.full and len(self._waits):
             self._take_passed(taker, chooser)
-        rows = _FIRST_ROWS
+        rows = min(max(_FIRST_ROWS, 4 * taker.most), _CHUNK_ROWS)
         while not taker.full and self._has_room(chooser) and self._read_on(taker, chooser, rows):
             rows = min(rows * 8, _CHUNK_ROWS)
 
@@ -211,15 +206,14 @@ class OrderedScan:
 
     def _take_forgotten(self, taker: Taker, chooser: _SlotChooser) -> None:
         """Choose from slots whose passed rows were forgotten, or have them read again."""
-        subjects = self._subjects()
-        is_left = chooser.cursors.of(subjects) < self._store.subjects.ends[subjects]
-        subjects = subjects[is_left]
+        subjects = _with_messages(self._store, self._filters, chooser.cursors)
         slots_of_subjects = self._store.subjects.lanes[subjects] & SLOT_BITS
         slots, are_left = np.fromiter(self._forgotten, np.int64), np.zeros(ORDER_SLOTS, np.bool_)
         are_left[slots_of_subjects] = True
         for slot in slots[~are_left[slots]].tolist():
             self._remind(slot)
         slots = slots[are_left[slots]]
+        slots = slots[chooser.are_open(slots)]
         free = self._free_of(slots[chooser.may_have(slots)], chooser)
         if free and not self._read_again(free):
             looked_up = 0
@@ -246,15 +240,6 @@ class OrderedScan:
             is_next &= np.array([head.kind for head in heads], np.int64) == chooser.kind
         free: list[int] = slots[is_done | is_next].tolist()
         return free
-
-    def _subjects(self) -> Numbers:
-        """Return the numbers of the subjects with order keys that the group follows."""
-        taken = np.zeros(self._store.subjects.count, np.bool_)
-        for subject_filter in self._filters:
-            matches = subject_filter.matches(self._store)
-            assert matches is not None  # these are some lanes only
-            taken |= matches[: len(taken)]
-        return np.flatnonzero(taken)
 
     def _read_again(self, slots: list[int]) -> bool:
         """Go back to the first forgotten row of these slots; return False where that is not worth it.
@@ -295,9 +280,8 @@ class OrderedScan:
             rows, partitions, more = self._rows_of(subjects, cursors, forgotten.stored_at_us)
             if not len(rows):
                 return True
-            taken, done = _take(taker, chooser, partitions, rows)
             is_left = np.ones(len(rows), np.bool_)
-            is_left[taken] = is_left[done] = False
+            is_left[_take(taker, chooser, rows, partitions, np.arange(len(rows)))] = False
             if is_left.any():
                 head = rows[int(np.argmax(is_left))]
                 end = int(head["first_sequence"]) + int(head["count"])
@@ -329,12 +313,10 @@ class OrderedScan:
     def _take_passed(self, taker: Taker, chooser: _SlotChooser) -> None:
         """Choose from the rows that were passed."""
         waiting = np.flatnonzero(self._waits)
+        waiting = waiting[chooser.are_open(self._rows["lane"][waiting] & SLOT_BITS)]
         for at in range(0, len(waiting), _PASSED_ROWS):
             index = waiting[at : at + _PASSED_ROWS]
-            rows = chosen_of([self._rows], index)
-            taken, done = _take(taker, chooser, self._partitions[index], rows)
-            self._waits[index[done]] = False
-            self._waits[index[taken]] = False
+            self._waits[_take(taker, chooser, self._rows, self._partitions, index)] = False
             if taker.full:
                 return
 
@@ -344,21 +326,21 @@ class OrderedScan:
         if not len(rows):
             return False
         taker.pass_rows(len(rows))
-        index = np.flatnonzero(rows["lane"] >= LANE_ORDERED)
-        if len(index):
-            index = index[self._followed(rows["subject"][index], partitions[index], numbers[index])]
-            index = index[~self._is_forgotten[rows["lane"][index] & SLOT_BITS]]
-        behind = np.bincount(partitions, minlength=len(self._next_rows)).tolist()
-        if not len(index):
-            self._pass_rows(behind)
-            return True
-        rows, partitions, numbers = chosen_of([rows], index), partitions[index], numbers[index]
-        taken, done = _take(taker, chooser, partitions, rows)
-        left = np.ones(len(rows), np.bool_)
-        left[done] = left[taken] = False
-        self._pass_rows(behind)
-        if left.any():
-            self._remember(chosen_of([rows], np.flatnonzero(left)), partitions[left], numbers[left])
+        lanes = rows["lane"]
+        are_left = lanes >= LANE_ORDERED
+        if are_left.any():
+            are_left &= self._followed(rows["subject"], partitions, numbers)
+            slots = lanes & SLOT_BITS
+            if self._forgotten:
+                are_left &= ~self._is_forgotten[slots]
+            are_left &= _have_messages(rows, chooser.cursors)  # some rows are read again
+            index = np.flatnonzero(are_left & chooser.are_open(slots))
+            are_left[_take(taker, chooser, rows, partitions, index)] = False
+        counts = np.bincount(partitions, minlength=len(self._next_rows)).tolist()
+        self._next_rows = [row + passed for row, passed in zip(self._next_rows, counts, strict=True)]
+        left = np.flatnonzero(are_left)
+        if len(left):
+            self._remember(chosen_of([rows], left), partitions[left], numbers[left])
         return True
 
     def _followed(self, subjects: npt.NDArray[Any], partitions: Numbers, numbers: Numbers) -> npt.NDArray[np.bool_]:
@@ -372,9 +354,6 @@ class OrderedScan:
                 taken &= numbers >= np.array(subject_filter.row_cursors)[partitions]
             followed |= taken
         return followed
-
-    def _pass_rows(self, counts: list[int]) -> None:
-        self._next_rows = [row + count for row, count in zip(self._next_rows, counts, strict=True)]
 
     def _next(self, count: int) -> tuple[Rows, Numbers, Numbers]:
         """Return the next rows of all partitions, about *count* of each, in the order in which they were stored; their
@@ -440,16 +419,20 @@ class _SlotChooser:
     """Decides in one pull which slots a consumer gets messages of."""
 
     def __init__(
-        self, store: Store, cursors: ChosenCursors, order: OrderSlots, subscription: Subscription, consumers: int
+        self, store: Store, taker: Taker, order: OrderSlots, subscription: Subscription, consumers: int
     ) -> None:
         assert subscription.member is not None
-        self.cursors = cursors
+        self.cursors = taker.cursors
         self.has_one_partition = len(store.partitions) == 1
         self._store = store
+        self._taker = taker
         self._order = order
         self._consumer = subscription.member.number
-        self._room: int | None = None  # for so many slots that it does not hold
+        self._consumers = consumers
+        self._room: int | None = None  # for so many slots that it does not hold; None: not known yet
         self._more = 1  # for so many more the next time
+        #: The slots that it gets, among those that nobody holds.
+        self._are_granted = np.zeros(ORDER_SLOTS, np.bool_)
         #: The consumer may have slots that it does not get, since there was no room for them.
         self.left_slots = False
         #: The kind of lanes that the pull chooses from now; None: all, since there is one.
@@ -457,41 +440,29 @@ class _SlotChooser:
         #: Slots whose next message is for consumers that follow other subjects, and those where it is of another kind.
         self._are_others = np.zeros(ORDER_SLOTS, np.bool_)
         self._are_later = np.zeros(ORDER_SLOTS, np.bool_)
-        #: The filters of its own subjects; none where it follows all that its group does.
-        self._own = list[SubjectFilter]()
-        if len(subscription.filters) < len(subscription.group.filters):
-            self._own = [ordered for base in subscription.filters for ordered in base.with_slots()]
-        if consumers > 1:
-            self._room = self._room_among(subscription, consumers)
-            self._granted = np.zeros(ORDER_SLOTS, np.bool_)
-
-    def _room_among(self, subscription: Subscription, consumers: int) -> int:
-        """Return how many slots the consumer may have beside its own: its part of those with messages for it."""
-        store, held = self._store, self._order.held_by(self._consumer)
-        is_active, subjects = held.are_held, store.subjects
-        for ordered in [ordered for base in subscription.filters for ordered in base.with_slots()]:
-            matches = ordered.matches(store)
-            assert matches is not None  # these are some lanes only
-            numbers = np.flatnonzero(matches[: subjects.count])
-            if len(numbers) <= _MOST_COUNTED:
-                numbers = numbers[subjects.ends[numbers] > self.cursors.of(numbers)]
-            is_active[subjects.lanes[numbers] & SLOT_BITS] = True
-        active = int(np.count_nonzero(is_active))
-        return max(1, -(-active // consumers) - held.own)  # whoever asks gets what waits, if only of one slot
+        self._filters = [ordered for base in subscription.filters for ordered in base.with_slots()]
+        self._follows_all = len(subscription.filters) == len(subscription.group.filters)
 
     def are_blocked(self, slots: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
         """Return which slots somebody else holds, a retry, or a message for other consumers."""
-        blocked: npt.NDArray[np.bool_] = self._order.blocked(slots) | self._are_others[slots]
+        blocked: npt.NDArray[np.bool_] = self._order.are_held[slots] | self._are_others[slots]
         return blocked
+
+    def are_open(self, slots: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+        """Return which slots neither another consumer nor a retry holds."""
+        allowed: npt.NDArray[np.bool_] = self._order.may_have(self._consumer, slots)
+        return allowed
 
     def begin(self) -> None:
         """Begin to look at the rows that wait, from the first one on."""
         self._are_others[:] = self._are_later[:] = False
 
     def may_take(self, rows: Rows) -> npt.NDArray[np.bool_]:
-        """Return which rows with messages left the consumer gets, asked in the order in which they were stored."""
+        """Return which rows of open slots that have messages left the consumer gets, asked in the order in which they
+        were stored.
+        """
         slots = rows["lane"] & SLOT_BITS
-        if self.kind is None and not self._own:
+        if self.kind is None and self._follows_all:
             return self.may_have(slots)
         allowed = self._are_next(rows, slots)
         next_rows = np.flatnonzero(allowed)
@@ -514,45 +485,113 @@ class _SlotChooser:
 
     def are_own(self, subjects: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
         """Return which of the subjects, all of which its group follows, the consumer follows."""
-        are_own = np.full(len(subjects), not self._own)
-        for subject_filter in self._own:
-            matches = subject_filter.matches(self._store)
-            assert matches is not None  # these are some lanes only
-            are_own |= matches[subjects]
+        if self._follows_all:
+            return np.ones(len(subjects), np.bool_)
+        are_own: npt.NDArray[np.bool_] = _matched(self._store, self._filters)[subjects]
         return are_own
 
     def may_have(self, slots: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-        """Return of which slots the consumer gets messages, asked in the order in which these were stored."""
-        allowed = self._order.may_have(self._consumer, slots)
-        if self._room is None:
-            return allowed
-        is_new = allowed & (self._order.owners_of(slots) == 0)
-        wanted = slots[is_new & ~self._granted[slots]]
-        if len(wanted) and self._room:
-            distinct, firsts = np.unique(wanted, return_index=True)
-            granted = distinct[np.argsort(firsts)][: self._room]
-            self._granted[granted] = True
-            self._room -= len(granted)
-        is_left = is_new & ~self._granted[slots]
+        """Return of which open slots the consumer gets messages, asked in the order in which these were stored."""
+        if self._consumers == 1:
+            return np.ones(len(slots), np.bool_)
+        is_left = (self._order.owners[slots] == 0) & ~self._are_granted[slots]
+        if (self._room is None or self._room > 0) and len(left := slots[is_left]):
+            self._grant(left)
+            is_left &= ~self._are_granted[slots]
         self.left_slots = self.left_slots or bool(is_left.any())
-        allowed &= ~is_left
+        allowed: npt.NDArray[np.bool_] = ~is_left
         return allowed
+
+    def _grant(self, slots: npt.NDArray[Any]) -> None:
+        """Let the consumer have slots that nobody holds, the first of *slots* among them, as far as there is room."""
+        most, room = self._taker.most, self._room
+        if room is None and most > 1:  # to find the room takes longer than to choose one message
+            room = self._find_room()
+        if room is None or most <= room:
+            granted = np.unique(slots[:most])  # the pull has no more messages than these
+        else:
+            granted = self._stretches(slots, room)
+        self._are_granted[granted] = True
+        self._room = None if room is None else room - len(granted)
+
+    def _find_room(self) -> int:
+        """Return how many more slots the consumer may have: its part of those with messages for it, without its own."""
+        self._are_held = self._order.are_held | self._are_granted
+        self._are_active = self._are_held.copy()
+        numbers = _with_messages(self._store, self._filters, self.cursors, _MOST_COUNTED)
+        self._are_active[self._store.subjects.lanes[numbers] & SLOT_BITS] = True
+        part = -(-int(np.count_nonzero(self._are_active)) // self._consumers)
+        # Whoever asks gets what waits, if only of one slot.
+        return max(1, part - self._order.count_of(self._consumer)) - int(np.count_nonzero(self._are_granted))
+
+    def _stretches(self, slots: npt.NDArray[Any], room: int) -> Numbers:
+        """Return so many free slots, the first of *slots* among them, as few stretches between those that others hold.
+
+        A batch has its runs by slot, so a consumer's messages lie side by side then, and few ranges name them. Beside
+        the stretch of the first slot these are the longest ones.
+        """
+        self._are_active[slots] = True
+        active = np.flatnonzero(self._are_active)
+        are_free = ~(self._are_held | self._are_granted)[active]
+        first = int(np.searchsorted(active, slots[0]))
+        starts = np.concatenate(([0], np.flatnonzero(are_free[1:] != are_free[:-1]) + 1))
+        counts = np.diff(starts, append=len(active)) * are_free[starts]
+        own = int(np.searchsorted(starts, first, "right")) - 1
+        skipped = min(first - int(starts[own]), max(int(counts[own]) - room, 0))
+        starts[own] += skipped
+        counts[own] -= skipped
+        lengths = counts.copy()
+        lengths[own] = ORDER_SLOTS
+        order = np.argsort(-lengths, kind="stable")
+        starts, ends = starts[order], np.minimum(np.cumsum(counts[order]), room)
+        counts = np.diff(ends, prepend=0)
+        found: Numbers = active[np.repeat(starts - (ends - counts), counts) + np.arange(int(ends[-1]))]
+        return found
 
     def widen(self) -> None:
         """Make room for more slots, twice as many each time."""
-        self._room, self._more = (self._room or 0) + self._more, 2 * self._more
+        room = self._find_room() if self._room is None else self._room
+        self._room, self._more = max(room, 0) + self._more, 2 * self._more
         self.left_slots = False
 
 
-def _take(taker: Taker, chooser: _SlotChooser, partitions: Numbers, rows: Rows) -> tuple[Numbers, Numbers]:
-    """Choose from rows; return the indexes of rows that are taken whole now, and of those that the group had before."""
-    is_done = rows["first_sequence"] + rows["count"] <= chooser.cursors.of(rows["subject"])
-    wanted = np.flatnonzero(~is_done)
-    if len(wanted):  # a slot is granted for messages only
-        some = rows if len(wanted) == len(rows) else chosen_of([rows], wanted)
-        wanted = wanted[chooser.may_take(some)]
-    if len(wanted):
-        some = rows if len(wanted) == len(rows) else chosen_of([rows], wanted)
-        where = partitions[:1] if chooser.has_one_partition else partitions[wanted]
-        wanted = wanted[: taker.take_ordered(where, some)]
-    return wanted, np.flatnonzero(is_done)
+def _take(taker: Taker, chooser: _SlotChooser, rows: Rows, partitions: Numbers, index: Numbers) -> Numbers:
+    """Choose from the rows of *index*, all of open slots; return which of them have no messages left."""
+    done = index[:0]
+    some = rows if len(index) == len(rows) else chosen_of([rows], index)
+    are_left = _have_messages(some, chooser.cursors)
+    if not are_left.all():  # a slot is granted for messages only
+        done, index, some = index[~are_left], index[are_left], chosen_of([some], np.flatnonzero(are_left))
+    are_taken = chooser.may_take(some)
+    if not are_taken.all():
+        index, some = index[are_taken], chosen_of([some], np.flatnonzero(are_taken))
+    if len(index):
+        where = partitions[:1] if chooser.has_one_partition else partitions[index]
+        index = index[: taker.take_ordered(where, some)]
+    return np.concatenate((done, index)) if len(done) else index
+
+
+def _have_messages(rows: Rows, cursors: ChosenCursors) -> npt.NDArray[np.bool_]:
+    """Return which rows have messages that the group did not have before."""
+    have_messages: npt.NDArray[np.bool_] = rows["first_sequence"] + rows["count"] > cursors.of(rows["subject"])
+    return have_messages
+
+
+def _matched(store: Store, filters: list[SubjectFilter]) -> npt.NDArray[np.bool_]:
+    """Return which subjects the filters take, by subject number."""
+    matched = np.zeros(store.subjects.count, np.bool_)
+    for subject_filter in filters:
+        matches = subject_filter.matches(store)
+        assert matches is not None  # these are some lanes only
+        matched |= matches[: len(matched)]
+    return matched
+
+
+def _with_messages(
+    store: Store, filters: list[SubjectFilter], cursors: ChosenCursors, most: int | None = None
+) -> Numbers:
+    """Return the subjects of filters that have messages left; of more than *most*, all."""
+    numbers = np.flatnonzero(_matched(store, filters))
+    if most is not None and len(numbers) > most:
+        return numbers
+    return numbers[store.subjects.ends[numbers] > cursors.of(numbers)]
