@@ -346,3 +346,25 @@ def test_a_group_that_begins_behind_a_leaving_segment_gets_earlier_messages_of_o
     assert texts(driven) == []
     driven.store.stay()
     driven.close()
+
+
+def test_a_group_that_begins_now_gets_what_another_partition_syncs_later(tmp_path: Path) -> None:
+    driven = Driven(tmp_path, partitions=2, auto_sync=False)
+    for subject in ("a.0", "a.1"):
+        driven.do(driven.send_command({subject: [b"old"]}))
+    driven.sync()
+    for subject in ("a.0", "a.1"):
+        driven.do(driven.send_command({subject: [b"stored"]}))
+    driven.wanted, later = driven.wanted[1:], driven.wanted[:1]
+    driven.sync()  # the one that was stored last can be seen
+    consumer = Consumer(driven, "c", "a.", start="new")
+    driven.wanted += later
+    driven.sync()
+    assert consumer.pull() == [b"stored"]
+    assert wrongly_passed(driven.store, group_of(driven)) is None
+    driven.checkpoint()
+    driven.do(driven.send_command({"a.0": [b"new"]}))
+    driven.sync()
+    assert consumer.pull() == [b"new"]
+    assert passed(driven) == 1
+    driven.close()

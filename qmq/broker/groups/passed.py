@@ -125,6 +125,8 @@ def _beginnings(store: Store, group: Group, numbers: Numbers) -> Numbers | None:
         and any(one.begun_behind is store.leaving for one in filters)
     ):
         return None  # other partitions may have earlier messages, which it gets
+    if len(store.partitions) > 1 and any(one.start.kind == "time" for one in filters):
+        return None  # so may one that was not synced then
     if len(filters) == 1 and filters[0].begun_behind is None and filters[0].start.kind != "time":
         rule = filters[0].start
         return np.where(numbers < rule.subjects, rule.value, 0)  # the value of "first" is 0
