@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -36,16 +37,24 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Leave one who counts lines in a worker of xdist, where three start: else ``no_cover`` stops just the third.
+    """Prepare the process.
 
+    Of those who count lines, three start in a worker of xdist. Leave one: else ``no_cover`` stops just the third.
     The first comes with the process, as with every one that a test starts, the second because a worker reads the
     options of its master. What they saw so far counts.
     """
+    gc.disable()  # half of the time of collecting tests went into visiting what stays anyway
     if not hasattr(config, "workerinput"):
         return
     while (counting := Coverage.current()) is not None:
         counting.stop()
         counting.save()
+
+
+def pytest_collection_finish() -> None:
+    """Never visit the tests and modules again that are there now: a full collection took 0.3 s."""
+    gc.enable()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
