@@ -47,6 +47,8 @@ SMALL: Final[dict[str, Any]] = {
 WHOLE: Final = 1 << 30
 #: So many frames of a kind share the places where to cut one in the middle.
 MOST_SHARED: Final = 3
+#: After so many sessions that start the broker again, it begins with an empty directory.
+SESSIONS_OF_A_DIRECTORY: Final = 10
 #: Messages that a pull is to bring.
 AT_ONCE: Final = 4
 #: The kinds of frames that look at what is stored.
@@ -113,6 +115,13 @@ class World:
         assert broker is not None
         await broker.stop()
         assert verify(broker.settings.data_dir, Disk()).is_good
+
+    async def begin_anew(self) -> None:
+        """Go on in an empty directory: each start replays what was done in one."""
+        await self.stop()
+        shutil.rmtree(self._path)
+        self._path = self._next_path()
+        await self.start()
 
     def killed(self) -> Awaitable[None]:
         """Have another broker on what a kill would leave of this one at this moment."""
@@ -362,4 +371,6 @@ async def test_a_cut_at_any_frame_is_borne_while_the_broker_is_started_again(
             for place in [(0, chance.randrange(1, passing.size), WHOLE)[when] for when in whens]:
                 world.cuts = [Cut(*passing[:3], place)]
                 await session(world, next(names))
+                if world.wires.struck.total() % SESSIONS_OF_A_DIRECTORY == 0:
+                    await world.begin_anew()
         assert_struck(world.wires, greeting=False)

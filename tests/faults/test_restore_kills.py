@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Final
+from typing import Final, NamedTuple
 
 import pytest
 
@@ -26,9 +26,16 @@ pytestmark = pytest.mark.no_cover
 
 TIMEOUT_S: Final = 60
 SUBJECTS: Final = ("hotel.order.created", "hotel.order.paid", "flight.order.created")
-MESSAGES: Final = 20_000
+MESSAGES: Final = 12_000
 RESTORE_KILLS: Final = 3
 BROKER_KILLS: Final = 2
+
+
+class Orders(NamedTuple):
+    """An archive, and what a restore of it brings."""
+
+    archive: Path
+    wanted: list[Told]
 
 
 def many_orders(root: Path, dice: random.Random) -> list[Told]:
@@ -47,9 +54,9 @@ def many_orders(root: Path, dice: random.Random) -> list[Told]:
 
 
 @contextmanager
-def restore_process(root: Path, url: str, *options: str) -> Iterator[Fork]:
+def restore_process(url: str, options: Sequence[str]) -> Iterator[Fork]:
     with TemporaryFile("w+") as stderr:
-        arguments = ["restore", "--from", str(root / "archive"), "--yes", "--server", url, *options]
+        arguments = ["restore", "--yes", "--server", url, *options]
         with SHARED(arguments, stderr) as process:
             yield process
         stderr.seek(0)
@@ -73,20 +80,33 @@ def until_written(directory: Path, size: int, process: Fork) -> bool:
     return True
 
 
-def finish(root: Path, url: str, *options: str) -> None:
-    with restore_process(root, url, *options) as process:
+def finish(url: str, options: Sequence[str]) -> None:
+    with restore_process(url, options) as process:
         assert process.wait(TIMEOUT_S) == 0
 
 
+@pytest.fixture(scope="module")
+def seed() -> int:
+    """The seed of this run."""
+    return fresh_seed()
+
+
+@pytest.fixture(scope="module")
+def orders(tmp_path_factory: pytest.TempPathFactory, seed: int) -> Orders:
+    """An archive, and what is in it."""
+    root = tmp_path_factory.mktemp("orders")
+    return Orders(root / "archive", many_orders(root, random.Random(seed)))
+
+
 @pytest.mark.parametrize("target", ["subjects", "group"])
-def test_killed_and_repeated_restores_bring_everything_once(tmp_path: Path, target: str) -> None:
-    seed = fresh_seed()
+def test_killed_and_repeated_restores_bring_everything_once(
+    tmp_path: Path, orders: Orders, seed: int, target: str
+) -> None:
     print(f"seed {seed}")
-    dice = random.Random(seed)
-    wanted = many_orders(tmp_path, dice)
-    options = ["--group", "g"] if target == "group" else []
+    dice = random.Random(f"{seed} {target}")
+    options = ["--from", str(orders.archive), *(["--group", "g"] if target == "group" else [])]
     struck = Counter[str]()
-    size = sum(path.stat().st_size for path in tmp_path.glob("archive/segments/*/*.messages"))
+    size = sum(path.stat().st_size for path in orders.archive.glob("segments/*/*.messages"))
     with broker_process(tmp_path / "target") as broker:
         if target == "group":
             make_groups(broker.url)
@@ -94,23 +114,23 @@ def test_killed_and_repeated_restores_bring_everything_once(tmp_path: Path, targ
         dice.shuffle(kinds)
         for number, kind in enumerate(kinds):
             moment = (number + dice.random() / 2) / (len(kinds) + 1)
-            strike(tmp_path, broker, kind, int(moment * size), options, struck)
-        finish(tmp_path, broker.url, *options)
-        finish(tmp_path, broker.url, *options)
+            strike(broker, kind, int(moment * size), options, struck)
+        finish(broker.url, options)
+        finish(broker.url, options)
         if target == "group":
-            check_groups(broker.url, wanted)
+            check_groups(broker.url, orders.wanted)
         assert broker.stop() == 0
     print(f"struck in the middle: {dict(struck)}")
     for kind in ("restore", "broker"):
         assert struck[kind], f"no kill of the {kind} struck a restore that was under way"
     if target == "subjects":
-        check_restored(wanted, tmp_path / "target")
+        check_restored(orders.wanted, tmp_path / "target")
 
 
-def strike(root: Path, broker: BrokerProcess, kind: str, size: int, options: list[str], struck: Counter[str]) -> None:
+def strike(broker: BrokerProcess, kind: str, size: int, options: list[str], struck: Counter[str]) -> None:
     """Kill -9 one of them when the log has so many bytes."""
     before = written(broker.path)
-    with restore_process(root, broker.url, *options) as process:
+    with restore_process(broker.url, options) as process:
         is_under_way = until_written(broker.path, max(size, before + 4_096), process)
         is_under_way = is_under_way and process.poll() is None
         if kind == "broker":

@@ -21,6 +21,7 @@ from qmq.format.pieces import read_answer
 from qmq.net.protocol import frames
 from qmq.net.protocol.frames import FRAME_SIZE, MAX_HELLO_BYTES, FrameKind, decode_error
 from tests.certificates import active
+from tests.effort import part_of
 from tests.faults.brokers import TIMEOUT_S, until
 from tests.faults.strangers import BUFFERED, HELLO_FRAME, KIB, MIB, Siege, UntrustedClient, connections_at_most, siege
 from tests.format.contents import Contents, batch_of, plain, reseal, rich, with_table
@@ -33,7 +34,8 @@ pytestmark = pytest.mark.no_cover
 
 
 async def test_ten_thousand_who_say_nothing_are_told_and_closed(tmp_path: Path) -> None:
-    wanted = connections_at_most(10_000)
+    """A third of them by default, all with QMQ_EXAMPLES=100."""
+    wanted = connections_at_most(part_of(10_000))
     settings = {"first_frame_timeout_ms": 8_000, "max_connections": wanted + 10}
     async with siege(tmp_path / "data", wanted + 500, wanted, **settings) as s:
         print(f"{sum(not untrusted.ended for untrusted in s.untrusted_clients)} at the same time")
