@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from typing import Protocol
+from typing import Final, Protocol
 
+from tests.effort import part_of
 from tests.sim.tally import Tally
+
+#: The seeds of tests of histories: half of the first ones and half of today's; all of either, where all is tried.
+SEEDS: Final = ("first", "of-today") if part_of(2) == 2 else ("both",)
 
 
 class History(Protocol):
@@ -41,6 +45,14 @@ def count_many(run: Callable[[int], Counter[str]], first: int, count: int) -> Co
     for seed in range(first, first + count):
         found.update(run(seed))
     return found
+
+
+def count_seeds(run: Callable[[int], Counter[str]], seeds: str, count: int) -> Counter[str]:
+    """Histories of so many seeds of SEEDS, counted together."""
+    if seeds == "both":
+        half = (count + 1) // 2
+        return count_many(run, 0, half) + count_many(run, first_of_today(half), half)
+    return count_many(run, 0 if seeds == "first" else first_of_today(count), count)
 
 
 def first_of_today(count: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.sim.consumption import run
-from tests.sim.runs import count_many, first_of_today, told
+from tests.sim.runs import SEEDS, count_seeds, told
 
 #: Thousands of histories: they run twice as fast where nobody counts lines.
 pytestmark = pytest.mark.no_cover
@@ -48,9 +48,9 @@ STRIKES = (
 )
 
 
-@pytest.mark.parametrize("seeds", ["first", "of-today"])
+@pytest.mark.parametrize("seeds", SEEDS)
 def test_every_message_is_handled_or_dead_and_never_with_two(seeds: str) -> None:
-    counts = count_many(run, 0 if seeds == "first" else first_of_today(EACH), EACH)
+    counts = count_seeds(run, seeds, EACH)
     print(told(counts))
     assert counts["commands"] >= EACH * 1_000
     assert counts["lost"] == 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.sim.law import BOUNDS, LANES, run
-from tests.sim.runs import count_many, first_of_today, told
+from tests.sim.runs import SEEDS, count_seeds, told
 
 #: Thousands of calls: they run twice as fast where nobody counts lines.
 pytestmark = pytest.mark.no_cover
@@ -34,9 +34,9 @@ RULES = (
 )
 
 
-@pytest.mark.parametrize("seeds", ["first", "of-today"])
+@pytest.mark.parametrize("seeds", SEEDS)
 def test_no_message_is_lost_and_none_is_counted_twice(seeds: str) -> None:
-    counts = count_many(run, 0 if seeds == "first" else first_of_today(EACH), EACH)
+    counts = count_seeds(run, seeds, EACH)
     print(told(counts))
     assert counts["handed out"] >= EACH * 10
     assert not [name for name in RULES if not counts[name]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.effort import part_of
 from tests.sim.modes import run
 from tests.sim.runs import count_many, told
 
@@ -39,7 +40,7 @@ STRIKES = (
 )
 
 
-@pytest.mark.parametrize("first", range(0, 50, EACH))
+@pytest.mark.parametrize("first", range(0, part_of(3 * EACH), EACH))
 def test_once_to_everybody_not_early_and_not_when_cancelled(first: int) -> None:
     counts = count_many(lambda seed: run(seed, COMMANDS), first, EACH)
     print(told(counts))

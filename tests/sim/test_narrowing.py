@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.effort import part_of
 from tests.sim.narrowing import run
 from tests.sim.runs import count_many, told
 
@@ -23,7 +24,7 @@ STRIKES = (
 )
 
 
-@pytest.mark.parametrize("first", [0, 13 * EACH])
+@pytest.mark.parametrize("first", [0, 13 * EACH][: part_of(2)])
 def test_once_all_is_followed_again_all_is_handled_or_dead(first: int) -> None:
     counts = count_many(run, first, EACH)
     print(told(counts))

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from tests.effort import part_of
 from tests.sim.client import Client
 from tests.sim.disk import SimulatedDisk
 from tests.sim.history import History, strikes_of, summary
@@ -61,14 +62,14 @@ def test_a_crash_at_every_operation_of_recoveries() -> None:
 
 
 def test_every_sync_fails() -> None:
-    histories = run("every-sync", 1) + run("every-sync", 2)
+    histories = [history for seed in (1, 2)[: part_of(2)] for history in run("every-sync", seed)]
     check_struck(histories, SYNC_STRIKES)
     assert len(histories) > 40
 
 
 def test_calls_fail_in_many_lives() -> None:
     strikes = ("sync failed", "page of a failed sync", "write failed", "other call failed", "checkpoint failed")
-    check_struck(run("failing", 2) + run("failing", 3), strikes)
+    check_struck([history for seed in (2, 3)[: part_of(2)] for history in run("failing", seed)], strikes)
 
 
 @settings(max_examples=1, phases=[Phase.generate], suppress_health_check=list(HealthCheck), print_blob=False)

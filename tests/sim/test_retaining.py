@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.effort import part_of
 from tests.sim.retaining import ONLY_TAKEN, run
 from tests.sim.runs import count_many, told
 
@@ -39,7 +40,7 @@ def test_what_once_failed(seed: int) -> None:
     assert run(seed, has_lanes=None if seed < 200 else False)["commands"] >= 600
 
 
-@pytest.mark.parametrize("first", [2 * EACH, 7 * EACH])
+@pytest.mark.parametrize("first", [2 * EACH, 7 * EACH][: part_of(2)])
 def test_what_is_dropped_is_counted_and_all_else_is_handled_or_dead(first: int) -> None:
     counts = count_many(run, first, EACH)
     print(told(counts))
