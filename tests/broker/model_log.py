@@ -68,4 +68,4 @@ class Log:
                 self.batches[message], self.runs[message] = self._batches, self._runs
                 self.messages.append(message)
                 self.has_lanes = self.has_lanes or message.lane != LANE_NORMAL
-                self.has_low = self.has_low or message.lane == LANE_LOW
+                self.has_low = self.has_low or message.rank == LOW

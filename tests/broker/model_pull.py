@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from qmq.broker.groups.message_life import MessageEvent
@@ -111,8 +112,10 @@ class PullCheck:
         coming = min(self._group.coming(HIGH), self._limit)
         if coming and not self._lower(coming) and not self._is_over:
             self._group.none_wait(HIGH)
+        self._has_left_slots = False
         self._take(HIGH, self._limit)
-        self._lower(self._limit)
+        if not self._has_left_slots:
+            self._lower(self._limit)
         assert not self._left, f"{self._left} come before their turn, or must not come"
 
     @property
@@ -161,7 +164,7 @@ class PullCheck:
         """Account for up to *most* new messages of a rank; return how many."""
         before, got = len(self.fresh), {one.message for one in self.fresh}
         ready = [message for message in self._ready if message.rank == rank and message not in got]
-        keyed = [message for message in ready if message.slot is not None]
+        keyed = [message for message in self._ready if message.slot is not None and message not in got]
         plain = [message for message in ready if message.slot is None]
         keys_first = bool(self._left) and self._left[0].message.slot is not None
         if not self._left and plain:  # it has ended before either of them
@@ -170,8 +173,8 @@ class PullCheck:
             taken = len(self.fresh) - before
             if taken >= most or self._is_over:
                 break
-            if is_keyed and keyed:
-                self._take_keyed(keyed, most - taken)
+            if is_keyed and any(message.rank == rank for message in keyed):
+                self._take_keyed(rank, keyed, most - taken)
             elif not is_keyed:
                 self._take_plain(plain, most - taken)
         return len(self.fresh) - before
@@ -185,7 +188,8 @@ class PullCheck:
         if count < min(most, len(plain)):
             self._end_before(plain[count:], most - count)
 
-    def _take_keyed(self, keyed: list[Message], most: int) -> None:
+    def _take_keyed(self, rank: int, keyed: list[Message], most: int) -> None:
+        """Account for messages of slots whose next message has that rank."""
         one, slots, group = self._one, self._slots, self._group
         most = min(most, self._limit - len(self.fresh))
         free = sorted((message for message in keyed if slots.may_have(one, message)), key=group.log.places.__getitem__)
@@ -202,7 +206,12 @@ class PullCheck:
             while not self.fresh and not got & mine and self._part <= len(self._granted):
                 self._part, more = self._part + more, 2 * more  # a consumer that got nothing may have more of them
         room, granted, taken = self._part, self._granted, list[Message]()
-        while self._left and len(taken) < most and (slot := self._left[0].message.slot) in by_slot:
+        while (
+            self._left
+            and len(taken) < most
+            and (slot := self._left[0].message.slot) in by_slot
+            and self._left[0].message.rank == rank
+        ):
             assert slot is not None
             message = self._left[0].message
             assert by_slot[slot][:1] == [message], f"{message} comes before others of its slot"
@@ -213,9 +222,14 @@ class PullCheck:
                 assert group.log.places[taken[-1]] < group.log.places[message], "slots come in stored order"
             taken.append(by_slot[slot].pop(0))
             self.fresh.append(self._left.pop(0))
+        following = {
+            slot: list(takewhile(lambda message: message.rank == rank, several)) for slot, several in by_slot.items()
+        }
+        if any(several and not following[slot] for slot, several in by_slot.items()):
+            group.seen["a slot goes on with another priority"] += 1
         allowed = mine | granted if len(granted) >= room else set(by_slot)
-        rest = [message for message in free if message.slot in allowed and message in by_slot[message.slot]]  # type: ignore[index]
-        if any(by_slot[slot] for slot in by_slot.keys() - allowed):
+        rest = [message for message in free if message.slot in allowed and message in following[message.slot]]  # type: ignore[index]
+        if any(following[slot] for slot in by_slot.keys() - allowed):
             self._has_left_slots = True
             group.seen["left to others"] += 1
         if len(taken) < most and rest:
@@ -238,6 +252,7 @@ class PullCheck:
         if self._consumers < 2:
             return len(group.log.messages)
         slots = self._slots.owners.keys() | {message.slot for message in group.ready if message.slot is not None}
+        slots |= {slot for slot, retrying in self._slots.retrying.items() if retrying}
         # Nobody knows where the group has begun in a subject of which nothing was handed out since it was sought.
         slots |= {
             slot

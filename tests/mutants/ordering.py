@@ -47,6 +47,12 @@ OF_ORDER: Final = (
         _RANKS + _MODEL,
     ),
     Mutant(
+        "look again at higher priorities before retries, where messages were passed",
+        "PullSelector._choose",
+        always("selection.count or selection.passed == passed"),
+        ("tests/broker/delivery/order/test_order_ranks.py",),
+    ),
+    Mutant(
         "hand out retries and new messages of a priority in turn",
         "_candidates.of",
         never("is_due and offer.kind is _AGAIN"),

@@ -73,12 +73,15 @@ class PullSelector:
         while not selection.count and selection.passed != passed:
             passed = selection.passed
             for rank, filters, most in _candidates(selection, subscription, ranked, offer):
-                if filters is None:
+                if filters is not None:
+                    selection.take_some(rank, filters, most)
+                    if selection.full:
+                        return selection
+                elif selection.count or selection.passed == passed:
                     selection.retries = None if selection.count else (rank, most)
                     return selection
-                selection.take_some(rank, filters, most)
-                if selection.full:
-                    return selection
+                else:
+                    break
         return selection
 
     def pass_over(self, subscription: Subscription, selection: PullSelection) -> None:

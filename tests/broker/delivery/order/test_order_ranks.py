@@ -74,6 +74,20 @@ def test_what_is_left_out_of_a_lower_priority_holds_no_higher_one_up(tmp_path: P
     driven.close()
 
 
+def test_retries_of_a_lower_priority_come_behind_what_was_held_up_by_one_that_is_left_out(tmp_path: Path) -> None:
+    """The walk down the priorities finds the higher one only once it has passed what lies before that in its key."""
+    driven = Keys(tmp_path)
+    one = driven.join("one", tags=("eu",), priority_share=0)
+    driven.put("l", kind=NORMAL, tags=("eu",))
+    driven.back(one, *numbers_of(driven.take(one)), delay_us=0)
+    assert texts(driven.take(one)) == ["l 0"]
+    driven.back(one, 1, delay_us=0)  # now new messages come first, where they are of the same priority
+    driven.put("k", kind=NORMAL, tags=("us",))
+    driven.put("k", kind=HIGH, tags=("eu",))
+    assert driven.drain(one) == ["k 1", "l 0"]
+    driven.close()
+
+
 def test_lower_ones_have_their_share(tmp_path: Path) -> None:
     driven = Keys(tmp_path)
     one = driven.join("one", priority_share=0.5)
