@@ -321,7 +321,7 @@ OF_ORDER: Final = (
     Mutant(
         "forget in the client slots of messages with a disposition",
         "InFlightWindow._note_ordered",
-        never("len(ordered) >= self._most_ordered"),
+        never("len(self._ends) >= self._most_ordered"),
         ("tests/net/client/consumer/test_in_flight.py",),
     ),
     Mutant(

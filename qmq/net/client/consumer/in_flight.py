@@ -8,6 +8,7 @@ may have handed the messages to others, the window is fenced for good, and anoth
 from __future__ import annotations
 
 import sys
+from array import array
 from asyncio import CancelledError
 from bisect import bisect_left, bisect_right
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -15,7 +16,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from qmq.durations import Duration
 from qmq.errors import Fenced, InvalidOption, ProtocolError, Retry
-from qmq.format.lanes import slot_of
+from qmq.format.lanes import SLOT_BITS, slot_of
 from qmq.format.layout import LANE_ORDERED, RUN_REPLAYED
 from qmq.format.private import PRIVATE, origin_subject
 from qmq.format.run import Envelopes, Run, messages_in
@@ -170,7 +171,7 @@ class InFlightWindow:
         #: Acks that the broker has refused, or may have.
         self.lost = Intervals()
         # Runs of messages with order keys: delivery sequences [start, end), and slot.
-        self._ordered: list[tuple[int, int, Slot]] = []
+        self._starts, self._ends, self._slots = array("Q"), array("Q"), array("H")
         self._most_ordered = _MANY_ORDERED
         # Slots of which messages are on their way back, and how many dispositions of these the broker has not answered.
         self._failing: dict[Slot, int] = {}
@@ -261,28 +262,38 @@ class InFlightWindow:
 
     def _note_ordered(self, runs: Sequence[Run]) -> None:
         """Remember the slots of runs that came."""
-        ordered = self._ordered
-        if len(ordered) >= self._most_ordered:
-            self._end_streak()
-            floor, done = self.floor, self._done
-            ordered = [one for one in ordered if one[1] > floor and not done.covers(one[0], one[1])]
-            self._ordered, self._most_ordered = ordered, max(_MANY_ORDERED, 2 * len(ordered))
-        ordered += [(run.delivery_sequence, run.delivery_sequence + run.count, slot_of(run.lane)) for run in runs]
+        if len(self._ends) >= self._most_ordered:
+            self._forget_done()
+        starts = [run.delivery_sequence for run in runs]
+        self._starts.extend(starts)
+        self._ends.extend([start + run.count for start, run in zip(starts, runs, strict=True)])
+        self._slots.extend([run.lane & SLOT_BITS for run in runs])
         for run in runs if self._failing else ():
             if slot_of(run.lane) in self._failing:  # the broker sent it before it knew, and takes it back
                 start = run.delivery_sequence
                 self.owner.return_early(self, start, start + run.count)
 
+    def _forget_done(self) -> None:
+        """Forget the slots of runs whose messages all have a disposition."""
+        self._end_streak()
+        starts, ends, done = self._starts, self._ends, self._done
+        left: Sequence[int] = range(bisect_right(ends, self.floor), len(ends))
+        if done.size:
+            left = [at for at in left if not done.covers(starts[at], ends[at])]
+        self._starts, self._ends = array("Q", map(starts.__getitem__, left)), array("Q", map(ends.__getitem__, left))
+        self._slots = array("H", map(self._slots.__getitem__, left))
+        self._most_ordered = max(_MANY_ORDERED, 2 * len(left))
+
     @property
     def has_ordered(self) -> bool:
         """Whether messages with order keys may be in flight."""
-        return bool(self._ordered)
+        return bool(self._ends)
 
     def begin_failing(self, start: int, end: int) -> list[Slot]:
         """Note that messages of [start, end) are to come again. Messages of their slots that the broker sends now go
         back, until ``end_failing`` is called with the slots that this returns.
         """
-        slots = list(self._slots_of(start, end)) if self._ordered else []
+        slots = list(self._slots_of(start, end))
         for slot in slots:
             self._failing[slot] = self._failing.get(slot, 0) + 1
         return slots
@@ -295,20 +306,20 @@ class InFlightWindow:
                 self._failing[slot] = left
 
     def _slots_of(self, start: int, end: int) -> set[Slot]:
-        first = bisect_right(self._ordered, start, key=_end_of)
-        last = bisect_left(self._ordered, end, first, key=_start_of)
-        return {slot for _, _, slot in self._ordered[first:last]}
+        first = bisect_right(self._ends, start)
+        return set(self._slots[first : bisect_left(self._starts, end, first)])
 
     def behind(self, start: int, end: int) -> list[tuple[int, int]]:
         """Return the ranges of messages without a disposition that follow one of [start, end) in the same slot of order
         keys: they come again after it.
         """
-        if not self._ordered or self.fenced is not None:
+        if not self._ends or self.fenced is not None:
             return []
         self._end_streak()
         found, slots = list[tuple[int, int]](), self._slots_of(start, end)
-        for low, high, slot in self._ordered[bisect_right(self._ordered, start, key=_end_of) :]:
-            if slot in slots:
+        for at in range(bisect_right(self._ends, start), len(self._ends)):
+            if self._slots[at] in slots:
+                low, high = self._starts[at], self._ends[at]
                 found += self._done.missing(max(low, end, self.floor), max(high, end, self.floor))
         return found
 
@@ -567,14 +578,6 @@ class InFlightWindow:
         if ack_floor > self.floor:
             self.floor = ack_floor
             self._done.drop_below(ack_floor)
-
-
-def _start_of(ordered: tuple[int, int, Slot]) -> int:
-    return ordered[0]
-
-
-def _end_of(ordered: tuple[int, int, Slot]) -> int:
-    return ordered[1]
 
 
 def check_reason(reason: str) -> str:
