@@ -114,8 +114,14 @@ OF_ORDER: Final = (
     ),
     Mutant(
         "grant a pull of few messages the slots that wait longest",
-        "_SlotChooser._grant",
-        never("most <= room"),
+        "_SlotChooser.begin",
+        instead("most > self._room()", "True"),
+        _SCAN,
+    ),
+    Mutant(
+        "leave slots to others after a choice of few messages",
+        "_SlotChooser.took",
+        never("self._consumers > 1 and not self._is_limited"),
         _SCAN,
     ),
     Mutant(
@@ -356,8 +362,8 @@ OF_ORDER: Final = (
     ),
     Mutant(
         "leave slots to other consumers",
-        "_SlotChooser.may_have",
-        always("self._consumers == 1"),
+        "_SlotChooser.begin",
+        instead("may_find and most > self._room()", "False"),
         _ORDER + _MODEL,
     ),
     Mutant(

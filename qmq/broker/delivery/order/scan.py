@@ -162,7 +162,7 @@ class OrderedScan:
         chooser = self._chooser
         if chooser is None:
             chooser = self._chooser = _SlotChooser(self._store, taker, order, subscription, consumers)
-        chooser.kind = kind if len(self._kinds) > 1 else None
+        chooser.begin(kind if len(self._kinds) > 1 else None)
         if chooser.kind is not None:
             of_kind = [subject_filter for subject_filter in self._filters if subject_filter.kind == kind]
             if not len(_with_messages(self._store, of_kind, taker.cursors, _MOST_COUNTED)):
@@ -178,7 +178,7 @@ class OrderedScan:
             self._set_cursors()
 
     def _take_some(self, taker: Taker, chooser: _SlotChooser) -> None:
-        chooser.begin()
+        chooser.look_again()
         if self._forgotten:
             self._take_forgotten(taker, chooser)
         if not taker.full and len(self._waits):
@@ -429,8 +429,9 @@ class _SlotChooser:
         self._order = order
         self._consumer = subscription.member.number
         self._consumers = consumers
-        self._room: int | None = None  # for so many slots that it does not hold; None: not known yet
-        self._more = 1  # for so many more the next time
+        self._part: int | None = None  # so many slots may be granted; None: not known yet
+        self._more = 1  # so many more the next time
+        self._is_limited = False  # the pull may choose from more slots than there is room for
         #: The slots that it gets, among those that nobody holds.
         self._are_granted = np.zeros(ORDER_SLOTS, np.bool_)
         #: The consumer may have slots that it does not get, since there was no room for them.
@@ -453,7 +454,14 @@ class _SlotChooser:
         allowed: npt.NDArray[np.bool_] = self._order.may_have(self._consumer, slots)
         return allowed
 
-    def begin(self) -> None:
+    def begin(self, kind: int | None) -> None:
+        """Begin to choose from one kind of lanes (None: all, since there is one)."""
+        self.kind, most = kind, self._taker.most
+        # To find the room takes longer than to choose one message.
+        may_find = self._consumers > 1 and (most > 1 or self._part is not None)
+        self._is_limited = may_find and most > self._room()
+
+    def look_again(self) -> None:
         """Begin to look at the rows that wait, from the first one on."""
         self._are_others[:] = self._are_later[:] = False
 
@@ -475,7 +483,7 @@ class _SlotChooser:
         are_later = np.zeros(len(rows), np.bool_) if self.kind is None else kinds_of(rows["lane"]) != self.kind
         stops = np.flatnonzero(are_others | are_later)
         first = np.full(ORDER_SLOTS, len(rows))
-        np.minimum.at(first, slots[stops], stops)
+        first[slots[stops[::-1]]] = stops[::-1]  # numpy keeps the last of several assignments
         are_known = self._are_others[slots] | self._are_later[slots]
         are_next: npt.NDArray[np.bool_] = ~are_known & (np.arange(len(rows)) < first[slots])
         heads = stops[(first[slots[stops]] == stops) & ~are_known[stops]]
@@ -492,37 +500,32 @@ class _SlotChooser:
 
     def may_have(self, slots: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
         """Return of which open slots the consumer gets messages, asked in the order in which these were stored."""
-        if self._consumers == 1:
+        if not self._is_limited:
             return np.ones(len(slots), np.bool_)
         is_left = (self._order.owners[slots] == 0) & ~self._are_granted[slots]
-        if (self._room is None or self._room > 0) and len(left := slots[is_left]):
-            self._grant(left)
+        if len(left := slots[is_left]) and (room := self._room()) > 0:
+            self._are_granted[self._stretches(left, room)] = True
             is_left &= ~self._are_granted[slots]
         self.left_slots = self.left_slots or bool(is_left.any())
         allowed: npt.NDArray[np.bool_] = ~is_left
         return allowed
 
-    def _grant(self, slots: npt.NDArray[Any]) -> None:
-        """Let the consumer have slots that nobody holds, the first of *slots* among them, as far as there is room."""
-        most, room = self._taker.most, self._room
-        if room is None and most > 1:  # to find the room takes longer than to choose one message
-            room = self._find_room()
-        if room is None or most <= room:
-            granted = np.unique(slots[:most])  # the pull has no more messages than these
-        else:
-            granted = self._stretches(slots, room)
-        self._are_granted[granted] = True
-        self._room = None if room is None else room - len(granted)
+    def took(self, slots: npt.NDArray[Any]) -> None:
+        """Note that the consumer gets messages of these slots."""
+        if self._consumers > 1 and not self._is_limited:
+            self._are_granted[slots[self._order.owners[slots] == 0]] = True
 
-    def _find_room(self) -> int:
+    def _room(self) -> int:
         """Return how many more slots the consumer may have: its part of those with messages for it, without its own."""
-        self._are_held = self._order.are_held | self._are_granted
-        self._are_active = self._are_held.copy()
-        numbers = _with_messages(self._store, self._filters, self.cursors, _MOST_COUNTED)
-        self._are_active[self._store.subjects.lanes[numbers] & SLOT_BITS] = True
-        part = -(-int(np.count_nonzero(self._are_active)) // self._consumers)
-        # Whoever asks gets what waits, if only of one slot.
-        return max(1, part - self._order.count_of(self._consumer)) - int(np.count_nonzero(self._are_granted))
+        if self._part is None:
+            self._are_held = self._order.are_held
+            self._are_active = self._are_held | self._are_granted
+            numbers = _with_messages(self._store, self._filters, self.cursors, _MOST_COUNTED)
+            self._are_active[self._store.subjects.lanes[numbers] & SLOT_BITS] = True
+            part = -(-int(np.count_nonzero(self._are_active)) // self._consumers)
+            # Whoever asks gets what waits, if only of one slot.
+            self._part = max(1, part - self._order.count_of(self._consumer))
+        return self._part - int(np.count_nonzero(self._are_granted))
 
     def _stretches(self, slots: npt.NDArray[Any], room: int) -> Numbers:
         """Return so many free slots, the first of *slots* among them, as few stretches between those that others hold.
@@ -550,8 +553,8 @@ class _SlotChooser:
 
     def widen(self) -> None:
         """Make room for more slots, twice as many each time."""
-        room = self._find_room() if self._room is None else self._room
-        self._room, self._more = max(room, 0) + self._more, 2 * self._more
+        self._part = int(np.count_nonzero(self._are_granted)) + max(self._room(), 0) + self._more
+        self._more *= 2
         self.left_slots = False
 
 
@@ -568,6 +571,7 @@ def _take(taker: Taker, chooser: _SlotChooser, rows: Rows, partitions: Numbers, 
     if len(index):
         where = partitions[:1] if chooser.has_one_partition else partitions[index]
         index = index[: taker.take_ordered(where, some)]
+        chooser.took(some["lane"][: len(index)] & SLOT_BITS)
     return np.concatenate((done, index)) if len(done) else index
 
 

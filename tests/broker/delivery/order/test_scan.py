@@ -48,6 +48,20 @@ def test_a_pull_that_begins_with_lower_ranks_gets_its_part_of_the_slots_once(tmp
     driven.close()
 
 
+def test_slots_that_a_consumer_has_already_take_no_room(tmp_path: Path) -> None:
+    driven = Slots(tmp_path)
+    one = driven.join("one", priority_share=0.5)
+    driven.join("two")
+    driven.put("k")
+    assert texts(driven.take(one)) == ["k 0"]
+    for number in range(4):
+        driven.do(driven.send_command({"a.b": [b"high %d" % number]}, lane=LANE_HIGH))
+        assert texts(driven.take(one, 1)) == [f"high {number}"]
+    driven.put("k", "l", "m", "n")
+    assert texts(driven.take(one)) == ["k 1", "l 0"], "one beside its own"
+    driven.close()
+
+
 def test_consumers_of_many_slots_get_them_in_few_ranges(tmp_path: Path) -> None:
     """Slots that lie side by side in each batch go to one consumer, also after many pulls."""
     driven = Slots(tmp_path)
