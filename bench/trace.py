@@ -19,10 +19,9 @@ from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Final
 
-import msgpack
-
 import qmq
 from qmq.bench.processes import BrokerProcess
+from qmq.broker.journal.record_bytes import pack
 from qmq.broker.journal.record_types import RecordKind
 from qmq.storage.disk.disk import Disk
 from qmq.storage.pull_log.kept import PullLogKeep
@@ -62,13 +61,14 @@ def fill(directory: Path, groups: int, records: int) -> int:
     options = StoreOptions(pull_log_keep_us=_KEEP.keep_us, pull_log_keep_bytes=_KEEP.keep_bytes)
     store = Store.open(directory, options, Disk(), now_us)
     store.groups.take_records()
-    pack, files, position = msgpack.Packer().pack, store.groups, store.partitions[0].message_log.end
+    files, position = store.groups, store.partitions[0].message_log.end
     for number in range(0, records, 2):
         group, at = 1 + number // 2 % groups, 10 * number
         where = [["shop.", [position + 40 * at]]]
         fields = (_LOG, position + 40 * at, 0, 0, 10, position + 40 * at)
-        files.stage(RecordKind.PULL, pack((group, 1, 10 + at, 2_130, now_us + number, fields, where)))
-        files.stage(RecordKind.ACK, pack((group, 1, now_us + number, (10 + at, 20 + at))))
+        pull, ack = RecordKind.PULL, RecordKind.ACK
+        files.stage(pull, pack(pull, (group, 1, 10 + at, 2_130, now_us + number, fields, where)))
+        files.stage(ack, pack(ack, (group, 1, now_us + number, (10 + at, 20 + at))))
         if files.staged >= _AT_ONCE:
             files.write()
     files.write()

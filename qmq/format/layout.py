@@ -279,18 +279,48 @@ UNIQUE_KEY_SIZE: Final = 32
 # Pull log: the records of groups
 
 PULL_LOG_MAGIC: Final = b"QMQPULLS"
-#: Also of the kinds of records and of their fields. Under version 1 they had several shapes.
-PULL_LOG_VERSION: Final = 2
+#: Also of the kinds of records and of their fields. Under version 1 they had several shapes; version 2 lacks the kinds
+#: with heads.
+PULL_LOG_VERSION: Final = 3
 OLDEST_PULL_LOG_VERSION: Final = 2
 #: magic 8s | version u16 | reserved u16 | store_id 6s | reserved 6s | base u64 | created_at_us u64 | generation u32 |
 #: cut u64 | reserved 8s | crc32c u32 (of the 60 bytes before)
 PULL_FILE_HEADER: Final = struct.Struct("<8sHH6s6sQQIQ8sI")
 PULL_FILE_HEADER_SIZE: Final = 64
 #: size u32 (of the record) | crc32c u32 | kind u8 | reserved u8 | reserved u16; then the payload
-PULL_RECORD_HEADER: Final = struct.Struct("<IIBBH")
+PULL_RECORD_HEADER: Final = struct.Struct("<IIB3x")
 PULL_RECORD_HEADER_SIZE: Final = 12
 #: The kinds of records are numbered from 1 to this. (RecordKind names them.)
-PULL_RECORD_KINDS: Final = 22
+PULL_RECORD_KINDS: Final = 29
+#: The kinds with the numbers from here on have payloads that begin with a head.
+PULL_HEADED_KINDS: Final = 23
+
+#: The head of a payload: group u32 | now_us u64 | consumer u32 | sequence u64 | count u32. In this order fewer bytes
+#: of it look like the header of a record.
+PULL_HEAD: Final = struct.Struct("<IQIQI")
+PULL_HEAD_SIZE: Final = 28
+_HEAD_FIELDS: Final = [
+    ("group", "<u4"),
+    ("now_us", "<u8"),
+    ("consumer", "<u4"),
+    ("sequence", "<u8"),
+    ("count", "<u4"),
+]
+PULL_HEAD_DTYPE: Final = np.dtype(_HEAD_FIELDS)
+#: That of messages that are handed out: a head | size u32 | first u64 | log u32 | ranges u16; then the ranges
+PULL_HANDED: Final = struct.Struct("<IQIQIIQIH")
+PULL_HANDED_SIZE: Final = 46
+PULL_HANDED_DTYPE: Final = np.dtype(
+    [*_HEAD_FIELDS, ("size", "<u4"), ("first", "<u8"), ("log", "<u4"), ("ranges", "<u2")]
+)
+#: log u32 | first u64 | run u32 | skip u32 | count u32 | end u64
+PULL_RANGE: Final = struct.Struct("<IQIIIQ")
+PULL_RANGE_SIZE: Final = 32
+PULL_RANGE_DTYPE: Final = np.dtype(
+    [("log", "<u4"), ("first", "<u8"), ("run", "<u4"), ("skip", "<u4"), ("count", "<u4"), ("end", "<u8")]
+)
+#: The greatest count of a head: it stands for so many, or more.
+PULL_MANY: Final = (1 << 32) - 1
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Error log and delay log: items by due time
@@ -366,6 +396,9 @@ assert ENTRY.size == ENTRY_SIZE == ENTRY_DTYPE.itemsize
 assert DERIVED_HEADER.size == DERIVED_HEADER_SIZE
 assert PULL_FILE_HEADER.size == PULL_FILE_HEADER_SIZE
 assert PULL_RECORD_HEADER.size == PULL_RECORD_HEADER_SIZE
+assert PULL_HEAD.size == PULL_HEAD_SIZE == PULL_HEAD_DTYPE.itemsize
+assert PULL_HANDED.size == PULL_HANDED_SIZE == PULL_HANDED_DTYPE.itemsize
+assert PULL_RANGE.size == PULL_RANGE_SIZE == PULL_RANGE_DTYPE.itemsize
 assert SCHEDULE_HEADER.size == SCHEDULE_HEADER_SIZE
 assert RETRY_DTYPE.itemsize == RETRY_SIZE
 assert DELAY_DTYPE.itemsize == DELAY_SIZE

@@ -40,7 +40,7 @@ from qmq.storage.meta.take_checkpoint import Checkpoint, CheckpointTaker
 from qmq.storage.partition import Partition, SharedState
 from qmq.storage.pull_log.log import PullSync
 from qmq.storage.pull_log.records import PullRecord
-from qmq.storage.pull_log.scan import PullLogScan, PullPiece
+from qmq.storage.pull_log.scan import KIND_OFFSET, PullLogScan, PullPiece
 from qmq.storage.recovery.decide import RecoveryReport
 from qmq.storage.recovery.open import OpenedStore, open_directory
 from qmq.storage.recovery.sequences import merge_by_sequence
@@ -49,6 +49,7 @@ from qmq.storage.verify.scrub import PartitionDamage
 
 __all__ = [
     "FORGOTTEN",
+    "KIND_OFFSET",
     "MOST_LANES",
     "MOST_NUMBERS",
     "RETRY_ITEMS",

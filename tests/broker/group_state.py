@@ -7,11 +7,10 @@ from collections.abc import Iterable
 from itertools import zip_longest
 from typing import Any, Final
 
-import msgpack
-
 from qmq.broker.error_log.error_log import unpacked, without
 from qmq.broker.groups.group_state import Ledger
 from qmq.broker.groups.message_ranges import RunPart, parts_of
+from qmq.broker.journal.record_bytes import unpack
 from qmq.broker.journal.record_types import InFlightRange, MessageRange, RecordKind, unflat
 from qmq.format.layout import PULL_FILE_HEADER_SIZE, RETRY_DTYPE
 from qmq.storage.disk.disk import read_around
@@ -104,7 +103,7 @@ def handed_of(driven: Driven, records: Iterable[PullRecord]) -> list[Handed]:
     for record in records:
         if record.kind not in (RecordKind.PULL, RecordKind.AGAIN, RecordKind.PASSED):
             continue
-        _, _, first, _, _, *fields = msgpack.unpackb(record.payload)
+        _, (_, _, first, _, _, *fields) = unpack(record.kind, record.payload)
         several, passed = list[InFlightRange](), list[Message]()
         if record.kind == RecordKind.AGAIN:
             several = [InFlightRange.of(one[1:]) for one in fields[1]]

@@ -7,9 +7,12 @@ version number.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from qmq.broker.journal.record_bytes import pack
+from qmq.broker.journal.record_types import RecordKind
 from qmq.format.batch import check_batch
 from qmq.format.build import build_flat, make_header, with_unique
 from qmq.format.layout import (
@@ -70,6 +73,22 @@ BATCHES: dict[str, Contents] = {
 }
 
 
+#: Records of the pull log: their kinds and fields.
+_LOG = (1 << 31) + 3
+_RANGE = (_LOG, POSITION, 2, 5, 40, POSITION + 999)
+RECORDS: dict[str, tuple[RecordKind, list[Any]]] = {
+    "pull-one-batch": (RecordKind.PULL, [7, 3, 500, 640, STORED_US, [_LOG, POSITION, 0, 0, 40, POSITION], []]),
+    "pull-one-subject": (RecordKind.PULL, [7, 3, 500, 640, STORED_US, [9, 77, 0, 0, 40, 0], [["a.", [POSITION]]]]),
+    "pull-two-ranges": (RecordKind.PULL, [7, 3, 500, 640, STORED_US, [*_RANGE, 9, 77, 0, 0, 1, 0], []]),
+    "passed": (RecordKind.PASSED, [7, 3, 500, 640, STORED_US, [*_RANGE], [9, 77, 0, 0, 1, 0], 39, 0, []]),
+    "again": (RecordKind.AGAIN, [7, 3, 500, 640, STORED_US, True, [[12, *_RANGE, 2, 1]]]),
+    "ack-one-interval": (RecordKind.ACK, [7, 3, STORED_US, [500, 540]]),
+    "ack-two-intervals": (RecordKind.ACK, [7, 3, STORED_US, [500, 501, 510, 540]]),
+    "back": (RecordKind.BACK, [7, [4, 13, 2], 3, [[500, 501, 1, None, 0], [510, 512, 2, 9, 1]], ["no", ""], STORED_US]),
+    "leave": (RecordKind.LEAVE, [7, [4, 13, 2], 3, 1, STORED_US]),
+    "part": (RecordKind.PART, [7, [4, 13, 2], 3, 2, 540, STORED_US]),
+}
+
 #: The unique texts of the messages of a batch; one has none.
 TEXTS = ("order-4421-charge", None, "Zürich")
 
@@ -106,7 +125,9 @@ def cases() -> dict[str, bytes]:
         PULL_LOG_MAGIC, PULL_LOG_VERSION, 0, STORE, bytes(6), POSITION, CREATED_US, 3,
         POSITION - 99, bytes(8), 0x12345678
     )  # fmt: skip
-    found["pulls-record-header"] = PULL_RECORD_HEADER.pack(40, 0x89ABCDEF, 5, 0, 0)
+    found["pulls-record-header"] = PULL_RECORD_HEADER.pack(40, 0x89ABCDEF, 5)
+    for name, (kind, fields) in RECORDS.items():
+        found[f"pulls-{name}"] = pack(kind, fields)
     found["run-header"] = SCHEDULE_HEADER.pack(
         SCHEDULE_MAGIC, SCHEDULE_VERSION, RETRY_SIZE, STORE, bytes(6), 7, 2, bytes(20), 0x12345678
     )
@@ -115,7 +136,7 @@ def cases() -> dict[str, bytes]:
     several = np.zeros(3, RETRY_ITEMS)
     several["number"], several["reason"] = (1, 2, 3), [b"ValueError: no such customer", b"", b"a long reason " * 12]
     found["run-slots"] = to_slots(several, RETRY_DTYPE)
-    assert (PULL_LOG_VERSION, SCHEDULE_VERSION) == (2, 1)
+    assert (PULL_LOG_VERSION, SCHEDULE_VERSION) == (3, 1)
     assert BATCH_VERSION == SEGMENT_VERSION == DERIVED_VERSION == 1
     return found
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from qmq.broker.journal.record_bytes import unpack
 from qmq.format.batch import check_batch, parse_header, validate_stored
 from qmq.format.layout import ENTRY, SEGMENT_HEADER, SEGMENT_MAGIC
 from qmq.format.pieces import read_answer
 from qmq.format.source import ADDRESS_SIZE, SLOT_OFFSET
 from tests.format.contents import LIMITS, POSITION, SECRET, STORE, STORED_US, expected, received
-from tests.format.golden_cases import BATCHES, DIRECTORY, RICH, RUNS, cases
+from tests.format.golden_cases import BATCHES, DIRECTORY, RECORDS, RICH, RUNS, cases
 
 
 def golden(name: str) -> memoryview:
@@ -34,6 +35,12 @@ def test_golden_batches_are_taken_and_read(name: str) -> None:
     runs, damaged = read_answer(golden(f"stored-{name}"))
     assert damaged == []
     assert received(runs) == expected(BATCHES[name])
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_golden_records_of_the_pull_log_are_read(name: str) -> None:
+    kind, fields = RECORDS[name]
+    assert unpack(kind, golden(f"pulls-{name}")) == (kind, fields)
 
 
 def test_golden_pieces_are_read() -> None:

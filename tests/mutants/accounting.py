@@ -25,7 +25,7 @@ OF_ACCOUNTS: Final = (
     Mutant(
         "count after a kill what was handed out",
         "Ledger._apply_pull",
-        skip("self.totals.handed += total"),
+        skip("self.totals.handed += pull.total"),
         _ACCOUNTS,
     ),
     Mutant(

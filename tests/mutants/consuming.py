@@ -113,7 +113,7 @@ CONSUMING: Final = (
     Mutant(
         "pass blocks of at_most_once groups that came after a record that the power took",
         "GroupReplay.replay",
-        always("record.kind != RecordKind.RESERVE"),
+        always("kind != RecordKind.RESERVE"),
         (_LOST,),
     ),
     Mutant(
@@ -145,7 +145,7 @@ CONSUMING: Final = (
     Mutant(
         "keep acknowledgements in the pull log",
         "Ledger.ack",
-        skip("self._record(_ACK, self._packed([member.number, now_us, part]))"),
+        skip("self._record(_ACK, [self.number, member.number, now_us, part])"),
         (_SIMULATION,),
     ),
     Mutant(

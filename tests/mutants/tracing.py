@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from tests.mutants.running import Mutant
-from tests.mutants.symbols import instead, never
+from tests.mutants.symbols import instead, never, skip
 
 _KEPT: Final = ("tests/storage/pull_log/test_kept.py",)
 _TRACES: Final = ("tests/broker/find/trace/test_traces.py",)
@@ -78,6 +78,36 @@ OF_TRACES: Final = (
         "with_events",
         never("deleted is not None or (found.state == 'acked' and last.kind != HANDED_OUT)"),
         _TRACES,
+    ),
+    Mutant(
+        "take the end of a consumer for the end of all that it has",
+        "RecordScan._of_ranges",
+        instead("(count == 0) | (count == PULL_MANY)", "count == PULL_MANY"),
+        _TRACES,
+    ),
+    Mutant(
+        "leave out bytes that look like records within others",
+        "_not_within_others",
+        instead("follows | (offsets >= behind)", "follows | True"),
+        _TRACES,
+    ),
+    Mutant(
+        "keep the records behind a hole",
+        "_not_within_others",
+        instead("follows | (offsets >= behind)", "follows"),
+        ("tests/storage/pull_log/test_scan.py", *_TRACES),
+    ),
+    Mutant(
+        "read records of version 2 in a trace",
+        "records:table_of",
+        skip("table[[old for old, kind in OF_VERSION_2.items() if kind in kinds]] = True"),
+        ("tests/broker/find/trace/test_old_records.py",),
+    ),
+    Mutant(
+        "pack a range that is cut with all its fields",
+        "Ledger.pulled",
+        never("run or skip or len(ranges) > 1 or (end != first and (end or log >= PARTITIONS))"),
+        ("tests/broker/groups/test_group_state.py",),
     ),
     Mutant("take a takeover that expires a session for an end", "RecordScan._find_joins", never("expired", 2), _TRACES),
     Mutant(

@@ -20,6 +20,7 @@ from qmq.broker.groups.member import Member
 from qmq.broker.groups.membership import NOTHING_WAITS, DueRetries, Membership, MessageKind, Offer
 from qmq.broker.groups.message_ranges import MessageParts, WholeRuns, lane_kind_of, parts_of, ranges_of
 from qmq.broker.groups.priorities import NORMAL, rank_of
+from qmq.broker.groups.totals import MessageTotals
 from qmq.broker.journal.record_types import MOST_RANGES_A_RECORD, MessageRange, RecordKind, unflat
 from qmq.broker.ports.commands import DispositionRange, Heartbeat, Now, Pull, Subscribe
 from qmq.broker.ports.limits import BrokerLimits
@@ -64,7 +65,7 @@ class DeliveryTracker:
         self.members = Membership(limits.session_timeout_ms * 1_000, wake, limits.reconnect_timeout_ms * 1_000)
         self.ledgers: dict[int, Ledger] = {}
         #: The events of groups that were deleted.
-        self.ended = GroupCounts()
+        self.ended = GroupCounts(MessageTotals())
         self._next_number = 1
         self._programs: dict[int, str] = {}  # the names that the programs of connections gave
         self.now = Now(0, 0)
@@ -403,7 +404,9 @@ class DeliveryTracker:
             self._replay_cursors(group, where, unflat(ranges))
 
     def _replay_cursors(self, group: Group, where: list[Any], ranges: list[MessageRange]) -> None:
-        """Move a group's cursors behind the messages of a replayed pull."""
+        """Move a group's cursors behind the messages of a replayed pull. A pull itself moves them by the rows that it
+        chose; a record has ranges, whose rows have to be looked up, and some may be gone.
+        """
         for messages in ranges:
             for part in parts_of(self._store, group, messages):
                 rows = part.rows if isinstance(part, WholeRuns) else np.array([part.entry], ENTRY_DTYPE)

@@ -7,26 +7,28 @@ call, are not stored.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import repeat
 from typing import Any, Final
 
 import msgpack
 
-from qmq.broker.error_log.dead_letters import chosen, letters_of
-from qmq.broker.error_log.error_log import Failure, Retries, TakenRetry, from_record, packed, split, unpacked
+from qmq.broker.error_log.dead_letters import letters_of
+from qmq.broker.error_log.error_log import Failure, Retries, TakenRetry, from_record, packed
 from qmq.broker.groups.counts import GroupCounts
 from qmq.broker.groups.in_flight import InFlightPull
 from qmq.broker.groups.member import Consumers, Member
 from qmq.broker.groups.order_slots import OrderSlots
 from qmq.broker.groups.resends import GroupResends, ResendProgress
-from qmq.broker.groups.setbacks import Setbacks
+from qmq.broker.groups.returning import NoSlots, Returning
 from qmq.broker.groups.settings import ResolvedSettings
 from qmq.broker.groups.totals import MessageTotals
+from qmq.broker.journal.record_bytes import pack, pack_rest
 from qmq.broker.journal.record_types import (
     LEAVING_RANGES,
     MOST_RANGES_A_RECORD,
+    PARTITIONS,
     InFlightRange,
     LeaveReason,
     MessageRange,
@@ -37,6 +39,7 @@ from qmq.broker.journal.record_types import (
 from qmq.broker.ports.commands import DispositionRange
 from qmq.errors import Fenced
 from qmq.format.batch import made
+from qmq.format.layout import PULL_HANDED, PULL_HEAD
 from qmq.intervals import Intervals
 from qmq.net.protocol.types import Disposition, KnownConsumer
 from qmq.storage.store import ItemLog, ItemLogClaim, Schedule
@@ -54,8 +57,8 @@ HANDED_SIZE: Final = 24
 #: The field of a record RESENT, without the numbers, that has dead letters.
 _RESENT_LETTERS: Final = 4
 
-#: One packer for all records: making one takes as long as packing a record.
-_pack: Final = msgpack.Packer().pack
+_pack_handed: Final = PULL_HANDED.pack
+_pack_head: Final = PULL_HEAD.pack
 #: Makes a range in flight of its fields, in a third of the time of a call of the class.
 _MAKE_IN_FLIGHT: Final = partial(tuple.__new__, InFlightRange)
 #: The common kinds, at hand: an enum looks its members up by name.
@@ -81,10 +84,10 @@ class Ledger:
         self.by_name = self._consumers.by_name
         self.retries = Retries(schedule) if rank is None else Retries(schedule, rank)
         self.dead = dead
-        #: The events since the broker's start.
-        self.counts = GroupCounts()
         #: What became of its messages in all.
         self.totals = MessageTotals()
+        #: The events since the broker's start, which begins them anew once it has replayed all records.
+        self.counts = GroupCounts(self.totals)
         self._returning = Returning(self.retries, dead, self.counts, self.totals)
         #: What befell its consumers of late.
         self.setbacks = self._returning.setbacks
@@ -246,23 +249,24 @@ class Ledger:
         self, member: Member, ranges: list[MessageRange], size: int, now_us: int, where: list[Any]
     ) -> InFlightPull:
         """Put new messages in flight. *where* is how far the group has come by that: [prefix, positions] each."""
-        fields = ranges[0] if len(ranges) == 1 else flat(ranges)
-        payload = _pack((self.number, member.number, member.in_flight.next_sequence, size, now_us, fields, where))
+        sequence, (log, first, run, skip, total, end) = member.in_flight.next_sequence, ranges[0]
+        if run or skip or len(ranges) > 1 or (end != first and (end or log >= PARTITIONS)):
+            payload = pack(_PULL, (self.number, member.number, sequence, size, now_us, flat(ranges), where))
+            given = _in_flight(ranges)
+        else:  # what ``pack`` does, by hand: each message may come alone
+            payload = _pack_handed(self.number, now_us, member.number, sequence, total, size, first, log, 0)
+            if where:
+                payload += pack_rest((where,))
+            given = [made(InFlightRange, (ranges[0], 1, 0))]
         self.changed = True
         self._write((_PULL, payload))
-        return self._apply_pull(member, ranges, size, now_us)
+        return self._apply_pull(member, given, size, now_us)
 
-    def _apply_pull(self, member: Member, ranges: list[MessageRange], size: int, now_us: int) -> InFlightPull:
+    def _apply_pull(self, member: Member, given: list[InFlightRange], size: int, now_us: int) -> InFlightPull:
         self.was_again = False
         member.pulled_us = now_us
-        if len(ranges) == 1:
-            pull = member.in_flight.add([made(InFlightRange, (ranges[0], 1, 0))], size, now_us)
-        else:
-            several = list(map(_MAKE_IN_FLIGHT, zip(ranges, repeat(1), repeat(0), strict=False)))
-            pull = member.in_flight.add(several, size, now_us)
-        total = pull.total
-        self.counts.delivered += total
-        self.totals.handed += total
+        pull = member.in_flight.add(given, size, now_us)
+        self.totals.handed += pull.total
         return pull
 
     def passed(
@@ -273,12 +277,12 @@ class Ledger:
         gets the others. *where* as in ``pulled``.
         """
         consumer, first = (0, 0) if member is None else (member.number, member.in_flight.next_sequence)
-        fields = [consumer, first, size, now_us, flat(ranges), flat(given), filtered, skipped, where]
-        self._record(RecordKind.PASSED, self._packed(fields))
-        self._apply_passed(member, given, size, now_us, filtered, skipped)
+        fields = [self.number, consumer, first, size, now_us, flat(ranges), flat(given), filtered, skipped, where]
+        self._record(RecordKind.PASSED, fields)
+        self._apply_passed(member, _in_flight(given), size, now_us, filtered, skipped)
 
     def _apply_passed(
-        self, member: Member | None, given: list[MessageRange], size: int, now_us: int, filtered: int, skipped: int
+        self, member: Member | None, given: list[InFlightRange], size: int, now_us: int, filtered: int, skipped: int
     ) -> None:
         self._returning.filtered += filtered
         self.totals.filtered += filtered
@@ -291,10 +295,8 @@ class Ledger:
         self.version += 1
         quarantined = taken[0].retry.quarantined
         which = [[one.retry.number, *one.in_flight.flat()] for one in taken]
-        self._record(
-            RecordKind.AGAIN,
-            self._packed([member.number, member.in_flight.next_sequence, size, now_us, quarantined, which]),
-        )
+        first = member.in_flight.next_sequence
+        self._record(RecordKind.AGAIN, [self.number, member.number, first, size, now_us, quarantined, which])
         given = [(one.retry.number, one.in_flight) for one in taken]
         return self._apply_again(member, given, size, now_us, quarantined)
 
@@ -318,13 +320,13 @@ class Ledger:
         new, refused = self._apply_ack(member, intervals, now_us)
         for at in range(0, len(intervals) if new else 0, 2 * MOST_RANGES_A_RECORD):
             part = intervals[at : at + 2 * MOST_RANGES_A_RECORD]
-            self._record(_ACK, self._packed([member.number, now_us, part]))
+            self._record(_ACK, [self.number, member.number, now_us, part])
         return refused
 
     def ack_next(self, member: Member, start: int, end: int, now_us: int) -> None:
         """Ack messages [start, end), for which ``InFlight.is_next`` is true."""
         self.changed = True
-        self._write((_ACK, _pack((self.number, member.number, now_us, (start, end)))))
+        self._write((_ACK, _pack_head(self.number, now_us, member.number, start, end - start)))
         self._apply_ack_next(member, start, end, now_us)
 
     def _apply_ack(self, member: Member, intervals: list[int], now_us: int) -> tuple[int, int]:
@@ -341,7 +343,6 @@ class Ledger:
                     self.order.settled(member.number, low, high)
         new, refused = member.in_flight.ack(intervals, now_us)
         member.handled_us = now_us
-        self.counts.acked += new
         self.totals.acked += new
         member.progressed(new)
         return new, refused
@@ -350,13 +351,11 @@ class Ledger:
         if self.order is not None:
             self.order.settled(member.number, start, end)
         member.in_flight.move_ack_floor(end, now_us)
-        count = end - start
-        self.counts.acked += count
-        self.totals.acked += count
+        self.totals.acked += end - start
         member.progress = True
         member.handled_us = now_us
         if member.quarantined:
-            member.progressed(count)
+            member.progressed(end - start)
 
     def hand_back(self, member: Member, backs: Sequence[DispositionRange], now_us: int) -> list[int]:
         """Hand ranges back, each by itself; return the numbers of those that change nothing, since some of their
@@ -569,10 +568,6 @@ class Ledger:
     def _apply_settings(self, *fields: Any) -> None:
         self.settings = self._returning.settings = ResolvedSettings.kept(fields)
 
-    def _packed(self, fields: list[Any]) -> bytes:
-        packed: bytes = _pack([self.number, *fields])
-        return packed
-
     @property
     def is_plain(self) -> bool:
         """Whether consumers get all new messages, in order, and nothing else."""
@@ -583,12 +578,12 @@ class Ledger:
     def _do(self, kind: RecordKind, fields: list[Any]) -> None:
         self.version += 1
         numbers = [self._consumers.next_number, self.retries.next_number, self.dead.next_number]
-        self._record(kind, self._packed([numbers, *fields]))
+        self._record(kind, [self.number, numbers, *fields])
         self._apply(kind, fields)
 
-    def _record(self, kind: RecordKind, payload: bytes) -> None:
+    def _record(self, kind: RecordKind, fields: list[Any]) -> None:
         self.changed = True
-        self._write((kind, payload))
+        self._write((kind, pack(kind, fields)))
 
     def replay(self, kind: int, fields: list[Any]) -> bool:
         """Apply a record; return False if it is of a consumer whose join is lost."""
@@ -615,7 +610,7 @@ class Ledger:
                 if member is None:
                     return False
                 member.in_flight.skip_to(first)
-            self._apply_passed(member, unflat(given), size, now_us, filtered, skipped)
+            self._apply_passed(member, _in_flight(unflat(given)), size, now_us, filtered, skipped)
             return True
         if member is None:
             return False
@@ -625,7 +620,7 @@ class Ledger:
         _, first, size, now_us, *rest = fields
         member.in_flight.skip_to(first)
         if kind == RecordKind.PULL:
-            self._apply_pull(member, unflat(rest[0]), size, now_us)
+            self._apply_pull(member, _in_flight(unflat(rest[0])), size, now_us)
             return True
         quarantined, which = rest
         taken = [(retry[0], InFlightRange.of(retry[1:])) for retry in which]
@@ -658,6 +653,11 @@ class Ledger:
                 self._apply_forward(*fields)
             case _:
                 raise AssertionError(kind)
+
+
+def _in_flight(ranges: list[MessageRange]) -> list[InFlightRange]:
+    """Return ranges that are handed out for the first time."""
+    return list(map(_MAKE_IN_FLIGHT, zip(ranges, repeat(1), repeat(0), strict=False)))
 
 
 #: Runs of restores to remember, the last ones; a run has ended when as many have come after it.
@@ -699,138 +699,3 @@ class RestoredRuns:
         for run, numbers in packed:
             for start, end in zip(numbers[::2], numbers[1::2], strict=True):
                 self.add(run, start, end)
-
-
-class NoSlots:
-    """Stands for the slots of order keys while a group keeps no order: whatever is applied changes nothing."""
-
-    def __init__(self) -> None:
-        self.is_stale = False
-
-    def settled(self, consumer: int, start: int, end: int) -> None:
-        """See ``OrderSlots``, also for the others."""
-
-    returned = settled
-
-    def left(self, consumer: int) -> None:
-        """Change nothing."""
-
-    def came(self, several: Sequence[MessageRange]) -> None:
-        """Change nothing."""
-
-
-class Returning:
-    """Decides for one group whether messages that come back from a consumer become retries or dead letters."""
-
-    def __init__(self, retries: Retries, dead: ItemLog, counts: GroupCounts, totals: MessageTotals) -> None:
-        self.settings = ResolvedSettings()
-        self.slots: OrderSlots | NoSlots = NoSlots()
-        #: Messages that have none of the group's tags: no consumer gets them, or gets them again.
-        self.filtered = 0
-        self._retries = retries
-        self._dead = dead
-        self._counts = counts
-        self._totals = totals
-        self.setbacks = Setbacks()
-
-    def back(self, member: Member, rows: Iterable[list[Any]], reasons: list[str], now_us: int) -> None:
-        """Hand back (start, end, disposition, delay, index of the reason) each, if it is in flight."""
-        failed = list[tuple[MessageRange, int, int, Failure]]()
-        for start, end, disposition, delay_us, reason in rows:
-            is_handled = disposition != Disposition.RELEASE
-            ranges = member.in_flight.give_back(start, end, now_us if is_handled else 0)
-            if ranges is None:
-                continue
-            if is_handled:
-                member.handled_us = now_us
-                self.setbacks.failed(end - start, self._counts.acked, now_us)
-            self._counts.handed_back(disposition, end - start)
-            if disposition == Disposition.FILTER:
-                self.filtered += end - start
-                self._totals.filtered_later += end - start
-                self.slots.settled(member.number, start, end)
-            elif disposition == Disposition.RELEASE:
-                self._retries.add_each(failed, False)  # retries get their numbers in order
-                failed.clear()
-                self._release(member, start, ranges, now_us, delay_us or 0, reasons[reason] or "released")
-            else:
-                is_reject = disposition == Disposition.REJECT
-                failed += self.failed(member.number, start, ranges, is_reject, delay_us, reasons[reason], now_us)
-            member.progressed(end - start)
-        self._retries.add_each(failed, False)
-
-    def failed(
-        self, consumer: int, start: int, ranges: list[InFlightRange], is_reject: bool, delay_us: int | None,
-        reason: str, now_us: int,
-    ) -> Iterator[tuple[MessageRange, int, int, Failure]]:  # fmt: skip
-        """Yield the retries of failed messages; make dead letters of those that are rejected or out of attempts."""
-        end = start
-        for messages, attempt, session_expiries in ranges:
-            begin, end = end, end + messages.total
-            if is_reject or attempt >= self.settings.max_attempts:
-                in_flight = InFlightRange(messages, attempt, session_expiries)
-                why = reason or ("rejected" if is_reject else "out of attempts")
-                self._bury(consumer, start, in_flight, why, now_us)
-                self.slots.settled(consumer, begin, end)
-                continue
-            self.slots.returned(consumer, begin, end)
-            delay = self.settings.delay_us(attempt) if delay_us is None else delay_us
-            yield messages, attempt + 1, session_expiries, Failure(reason, consumer, start, now_us, now_us + delay)
-
-    def let_go(self, member: Member, why: int, end: int, now_us: int) -> None:
-        """Make retries of the messages before *end* of a leaving consumer, or (CLOSED) drop them."""
-        if why == LeaveReason.EXPIRED:
-            self.expire_session(member, end, now_us)
-        elif why == LeaveReason.LEFT:
-            for start, stop in member.in_flight.unhandled(end=end):
-                self._counts.released += stop - start
-                self._release(member, start, list(member.in_flight.between(start, stop)), now_us)
-
-    def _release(
-        self, member: Member, start: int, ranges: Iterable[InFlightRange], now_us: int, delay_us: int = 0,
-        reason: str = "released",
-    ) -> None:  # fmt: skip
-        ranges = list(ranges)
-        self.slots.returned(member.number, start, start + sum(one.messages.total for one in ranges))
-        failure = Failure(reason, member.number, start, now_us, now_us + delay_us)
-        several = [(in_flight.messages, in_flight.attempt, in_flight.session_expiries) for in_flight in ranges]
-        self._retries.add_all(several, member.quarantined, failure)
-
-    def expire_session(self, member: Member, before: int, now_us: int) -> None:
-        """Make quarantined retries of the messages before *before*: any of them may have stopped the consumer.
-
-        A message that was in flight alone did stop it: its session expiries count, up to a dead letter.
-        """
-        is_single = member.quarantined and member.in_flight.count == 1 and member.in_flight.pulls[-1].total == 1
-        self.setbacks.session_ended(member, now_us)
-        for start, end in member.in_flight.unhandled(end=before):
-            self._counts.session_expired += end - start
-            failure = Failure("its consumer fell silent", member.number, start, now_us, now_us)
-            ranges = list(member.in_flight.between(start, end))
-            pieces = list[tuple[MessageRange, int, int]]()
-            behind = start
-            for in_flight in ranges:
-                begin, behind = behind, behind + in_flight.messages.total
-                session_expiries = in_flight.session_expiries + is_single
-                if session_expiries >= self.settings.max_session_expiries:
-                    reason = f"its consumer fell silent {session_expiries} times"
-                    self._bury(
-                        member.number, start, in_flight._replace(session_expiries=session_expiries), reason, now_us
-                    )
-                    self.slots.settled(member.number, begin, behind)
-                    continue
-                self.slots.returned(member.number, begin, behind)
-                pieces += [(piece, in_flight.attempt, session_expiries) for piece in split(in_flight.messages)]
-            self._retries.add_all(pieces, True, failure)
-
-    def redrive(self, numbers: list[int], now_us: int) -> None:
-        """Make retries of dead letters, as if for the first time."""
-        for letter in unpacked(chosen(self._dead, numbers)):
-            failure = Failure(letter.reason, letter.consumer, letter.delivery_sequence, now_us, now_us)
-            self.slots.came([letter.messages])
-            self._retries.add(letter.messages, 1, 0, False, failure)
-            self._dead.take_out(letter.number, letter.number + 1)
-
-    def _bury(self, consumer: int, start: int, in_flight: InFlightRange, reason: str, now_us: int) -> None:
-        self._counts.died += in_flight.messages.total
-        self._dead.add(letters_of(consumer, start, in_flight, reason, now_us))

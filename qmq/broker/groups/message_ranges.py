@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qmq.broker.groups.group import KIND_CODES, KINDS_BY_CODE, ORDINAL_BITS, Group, SubjectFilter
+from qmq.broker.journal import record_types
 from qmq.broker.journal.record_types import MessageRange
 from qmq.errors import StorageError
 from qmq.format.batch import EntryRow, made
@@ -19,8 +20,7 @@ from qmq.format.lanes import kind_of, kinds_of
 from qmq.format.layout import LANE_NORMAL, MAX_RUNS
 from qmq.storage.store import NotInMemory, Store
 
-#: ``MessageRange.log`` is a subject's number below this, and a partition from here on.
-PARTITIONS: Final = 1 << 31
+PARTITIONS: Final = record_types.PARTITIONS
 #: The bits of ``log`` above the partition are the number of a filter of the group: the range has only messages that it
 #: takes. With 0 below the code of a kind of lanes, it has all messages, and the first is of such a lane.
 _PREFIX_SHIFT: Final = 16

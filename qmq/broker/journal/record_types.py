@@ -14,18 +14,14 @@ MOST_RANGES_A_RECORD: Final = 8_192
 
 
 class RecordKind(enum.IntEnum):
-    """The kinds of records. Each payload is a msgpack list that begins with the group's number.
+    """The kinds of records. The fields of each are a list that begins with the group's number; record_bytes.py makes
+    payloads of them.
 
     Records that may make consumers, retries or dead letters continue with the next number of each, so that a lost
     record changes no number in the records behind it.
     """
 
     JOIN = 1  # numbers, name, nonce, transient, now, client, least epoch, least delivery sequence, expired, program
-    LEAVE = 2  # numbers, consumer, reason, now
-    PULL = 3  # number, consumer, first delivery sequence, bytes, now, ranges, positions of prefixes
-    AGAIN = 4  # number, consumer, first delivery sequence, bytes, now, quarantined, [retry, its InFlightRange]
-    ACK = 5  # number, consumer, now, intervals of delivery sequences
-    BACK = 6  # numbers, consumer, [start, end, disposition, delay, index of the reason], reasons, now
     SETTINGS = 7  # numbers, all settings
     REDRIVE = 8  # numbers, dead letters, now
     FORGET = 9  # numbers, dead letters or None for all
@@ -36,13 +32,18 @@ class RecordKind(enum.IntEnum):
     OVER = 14  # numbers, a range, attempt, disposition, reason, delay, now, name: a handover from another broker
     REWOUND = 15  # number, size of the holes to which a start rewound the group: later records count again
     RESTORED = 18  # numbers, ranges, the run of a restore, its messages from, up to; now
-    PART = 16  # numbers, consumer, reason, the delivery sequence before which nothing stays in flight; now
     MOVED = 17  # number, partition, position behind what it was moved past, skipped messages, [subject, lane, cursor]
     UNFOLLOW = 20  # number, the prefixes and subjects that it no longer follows
     FORWARD = 19  # numbers, retries, dead letters and messages in flight that point at copies from now on; now
-    PASSED = 22  # number, consumer or 0, first delivery sequence, bytes, now, ranges, those of them that the consumer
-    # has, how many of the others were filtered, how many skipped, positions of prefixes: a pull that left out messages
     RESENT = 21  # numbers, a resend, its selection, how far it is, its counts, dead letters, ranges, now
+    PULL = 23  # number, consumer, first delivery sequence, bytes, now, ranges, positions of prefixes
+    PASSED = 24  # number, consumer or 0, first delivery sequence, bytes, now, ranges, those of them that the consumer
+    # has, how many of the others were filtered, how many skipped, positions of prefixes: a pull that left out messages
+    AGAIN = 25  # number, consumer, first delivery sequence, bytes, now, quarantined, [retry, its InFlightRange]
+    ACK = 26  # number, consumer, now, intervals of delivery sequences
+    BACK = 27  # numbers, consumer, [start, end, disposition, delay, index of the reason], reasons, now
+    LEAVE = 28  # numbers, consumer, reason, now
+    PART = 29  # numbers, consumer, reason, the delivery sequence before which nothing stays in flight; now
 
 
 class LeaveReason(enum.IntEnum):
@@ -58,6 +59,8 @@ class LeaveReason(enum.IntEnum):
 LEAVING_RANGES: Final = {LeaveReason.EXPIRED: 32, LeaveReason.LEFT: 128}
 
 
+#: ``MessageRange.log`` is a subject's number below this, and a partition from here on.
+PARTITIONS: Final = 1 << 31
 #: ``MessageRange.end`` of a range by sequence whose messages a resend hands out again; of another it is 0. (No batch
 #: has this position.)
 RESENT: Final = 1

@@ -11,6 +11,7 @@ from qmq.broker.delivery.at_most_once import may_lack_reserves
 from qmq.broker.delivery.pull import Delivery
 from qmq.broker.delivery.wakeups import Arrivals
 from qmq.broker.groups.group import Group, GroupStart, StartRule, SubjectFilter
+from qmq.broker.journal.record_bytes import unpack
 from qmq.broker.journal.record_types import RecordKind
 from qmq.broker.retention import advance_groups as moving
 from qmq.broker.startup.rewind import Rewind, hand_out_unrecorded
@@ -67,19 +68,19 @@ class GroupReplay:
         rewind, records = Rewind(files.holes), files.take_records()
         for record in records:
             rewind.pass_holes(record.position, groups.values())
-            number, *fields = msgpack.unpackb(record.payload, strict_map_key=False)
-            if not record.counts and record.kind != RecordKind.RESERVE:
+            kind, (number, *fields) = unpack(record.kind, record.payload)
+            if not record.counts and kind != RecordKind.RESERVE:
                 continue  # a RESERVE counts always: its messages must not be handed out again
-            if record.kind == RecordKind.GROUP:
+            if kind == RecordKind.GROUP:
                 self._replay_group(number, *fields)
                 continue
             known = self._subscriptions.by_ledger.get(number)
             if known is None:
                 continue
-            if record.kind == RecordKind.REWOUND:
+            if kind == RecordKind.REWOUND:
                 rewind.finish(known, *fields)
-            elif rewind.counts(known, record.kind):
-                self._replay_record(known, record.kind, fields)
+            elif rewind.counts(known, kind):
+                self._replay_record(known, kind, fields)
         rewind.pass_holes(_END, groups.values())
         for group in groups.values():
             if group in rewind.groups:

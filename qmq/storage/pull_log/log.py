@@ -196,7 +196,7 @@ class PullLog:
         while staged:
             # As many records as the file has space for, with checksums for their positions.
             buffers: list[bytes] = []
-            start, limit, count = self.end, self._limit, 0
+            start, limit = self.end, self._limit
             end = start
             for kind, payload in staged:
                 record = PULL_RECORD_HEADER_SIZE + len(payload)
@@ -204,10 +204,9 @@ class PullLog:
                 if end + record > limit:
                     break
                 crc = crc32c(_pack_sealed(end, record, kind) + payload, seed)  # as record_crc
-                buffers += (_pack_header(record, crc, kind, 0, 0), payload)
+                buffers += (_pack_header(record, crc, kind), payload)
                 end += record
-                count += 1
-            if not count:
+            if not buffers:
                 self._roll()
                 continue
             data, size, offset = b"".join(buffers), end - start, start - self._base
@@ -217,7 +216,7 @@ class PullLog:
             except OSError as error:
                 raise failure(error, "write", self._path, start) from error
             self.end = end
-            del staged[:count]
+            del staged[: len(buffers) // 2]
 
     def _roll(self) -> None:
         """Begin another file that has space for the next record."""

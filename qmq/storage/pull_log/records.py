@@ -259,7 +259,7 @@ def record_at(data: memoryview, offset: int, base: int, secret: bytes) -> PullRe
     """Return the record that begins at *offset*; None when none does."""
     if offset + PULL_RECORD_HEADER_SIZE > len(data):
         return None
-    size, crc, kind, _, _ = PULL_RECORD_HEADER.unpack_from(data, offset)
+    size, crc, kind = PULL_RECORD_HEADER.unpack_from(data, offset)
     if not PULL_RECORD_HEADER_SIZE <= size <= MAX_RECORD_BYTES or offset + size > len(data):
         return None
     payload = data[offset + PULL_RECORD_HEADER_SIZE : offset + size]

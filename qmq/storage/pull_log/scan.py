@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from qmq.format.layout import PULL_FILE_HEADER_SIZE, PULL_RECORD_HEADER_SIZE
+from qmq.format.layout import PULL_FILE_HEADER_SIZE, PULL_RECORD_HEADER_SIZE, PULL_RECORD_KINDS
 from qmq.storage.disk.disk import BAD_SECTOR, Disk, failure, read_around
 from qmq.storage.pull_log.kept import KEPT_SUFFIX, kept_file_path
 from qmq.storage.pull_log.records import (
@@ -34,7 +34,11 @@ PADDING: Final = 1_024
 #: Bytes that are searched for records at once.
 _CHUNK_BYTES: Final = 256 << 10
 
+#: Where in a record its kind stands.
+KIND_OFFSET: Final = 8
+
 Offsets = npt.NDArray[np.int64]
+Numbers = npt.NDArray[np.uint64]
 
 
 class PullPiece(NamedTuple):
@@ -49,6 +53,16 @@ class PullPiece(NamedTuple):
     offsets: Offsets
     kinds: npt.NDArray[np.uint8]
     secret: bytes
+
+    def field(self, dtype: np.dtype[np.void], name: str, offsets: Offsets, skip: int = 0) -> Numbers:
+        """Return a field of the payloads of the records at *offsets*; *skip* bytes of each come before the *dtype*. It
+        may be of the bytes behind a record that is shorter.
+        """
+        assert dtype.fields is not None
+        kind, at, *_ = dtype.fields[name]
+        octets = self.octets
+        every: npt.NDArray[Any] = np.ndarray((len(octets) - kind.itemsize + 1,), kind, octets.data, 0, (1,))
+        return every[offsets + (PULL_RECORD_HEADER_SIZE + skip + at)].astype(np.uint64)
 
     def record(self, offset: int) -> PullRecord | None:
         """Return the record at *offset*; None where these bytes are none."""
@@ -98,7 +112,7 @@ class PullLogScan:
             offsets = _likely_records(data)
         octets = np.frombuffer(self._buffer, np.uint8, len(data) + PADDING)
         offsets = offsets[offsets + PULL_RECORD_HEADER_SIZE <= len(data)]
-        return PullPiece(data, octets, base, offsets, octets.take(offsets + 8), self._secret)
+        return PullPiece(data, octets, base, offsets, octets.take(offsets + KIND_OFFSET), self._secret)
 
     def _read_file(self, base: int, size: int) -> memoryview:
         """As ``_read``, into the buffer. New memory for each file would take longer than the reading."""
@@ -171,16 +185,33 @@ def _likely_records(data: memoryview) -> Offsets:
     for start in range(PULL_FILE_HEADER_SIZE, last, _CHUNK_BYTES):  # which fit the processor's cache
         stop = min(start + _CHUNK_BYTES, last)
         zero = octets[start : stop + PULL_RECORD_HEADER_SIZE - 1] == 0
-        # The size of a record is below 2^20, its reserved fields are 0, and its kind is not.
+        # The size of a record is below 2^20, its reserved fields are 0, and its kind is one that there is.
         count = stop - start
         likely = zero[3 : count + 3] & zero[9 : count + 9]
         likely &= zero[10 : count + 10]
         likely &= zero[11 : count + 11]
+        likely &= octets[start + KIND_OFFSET : stop + KIND_OFFSET] - np.uint8(1) < PULL_RECORD_KINDS
         found.append(np.flatnonzero(likely) + start)
     offsets = np.concatenate(found) if found else np.empty(0, np.int64)
-    offsets = offsets[octets.take(offsets + 8) != 0]
     sizes = np.ndarray((len(data) - 3,), "<u4", data, 0, (1,))[offsets].astype(np.int64)
     ends = offsets + sizes
     fits = (sizes > PULL_RECORD_HEADER_SIZE) & (sizes <= MAX_RECORD_BYTES) & (ends <= len(data))
     records: Offsets = offsets[fits]
+    ends = ends[fits]
+    for _ in range(2):  # what begins where such bytes end is known by the second time
+        free = _not_within_others(records, ends)
+        records, ends = records[free], ends[free]
     return records
+
+
+def _not_within_others(offsets: Offsets, ends: Offsets) -> npt.NDArray[np.bool_]:
+    """Return which offsets do not lie within a record that begins where another one ends, or the file's header:
+    records lie back to back, and bytes within them may look like some. Behind a hole all are kept.
+    """
+    is_end = np.zeros(int(ends.max(initial=PULL_FILE_HEADER_SIZE)) + 1, np.bool_)
+    is_end[PULL_FILE_HEADER_SIZE] = True
+    is_end[ends] = True
+    follows = is_end[offsets]
+    behind = np.maximum.accumulate(np.where(follows, ends, 0))
+    free: npt.NDArray[np.bool_] = follows | (offsets >= behind)
+    return free

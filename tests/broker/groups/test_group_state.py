@@ -13,7 +13,8 @@ from qmq.broker.error_log.error_log import LOADED_ITEMS, MOST_TAKEN, TakenRetry,
 from qmq.broker.groups.group_state import Ledger
 from qmq.broker.groups.member import Member
 from qmq.broker.groups.settings import ResolvedSettings
-from qmq.broker.journal.record_types import LeaveReason, MessageRange, RecordKind
+from qmq.broker.journal.record_bytes import unpack
+from qmq.broker.journal.record_types import InFlightRange, LeaveReason, MessageRange, RecordKind
 from qmq.broker.ports.commands import DispositionRange
 from qmq.errors import Fenced
 from qmq.format.layout import RETRY_DTYPE
@@ -47,7 +48,7 @@ class Driven:
 
     def made(self) -> Ledger:
         for name in ("retries", "dead"):
-            (self.path / name).mkdir(exist_ok=True)
+            (self.path / name).mkdir(parents=True, exist_ok=True)
         schedule = Schedule(Disk(), self.path / "retries", b"store!", RETRY_DTYPE, [])
         dead = ItemLog(Disk(), self.path / "dead", b"store!", RETRY_DTYPE, [])
         return Ledger(7, schedule, dead, lambda record: self.records.append(record))
@@ -64,7 +65,7 @@ class Driven:
         ledger = self.made()
         ledger.restore(self.kept)
         for kind, payload in list(self.records):
-            number, *fields = msgpack.unpackb(payload, strict_map_key=False)
+            _, (number, *fields) = unpack(kind, memoryview(payload))
             assert number == 7
             ledger.replay(kind, fields)
         self.ledger = ledger
@@ -293,6 +294,22 @@ def test_a_replayed_pull_begins_at_its_own_delivery_sequence(tmp_path: Path) -> 
     assert ledger.replay(RecordKind.PULL, [member.number, 5, 1, 1_000, [3, 0, 0, 0, 2, 0], []])
     assert member.in_flight.unhandled() == [(5, 7)]
     assert (member.pulled_us, ledger.totals.handed) == (1_000, 2)
+
+
+@pytest.mark.parametrize("where", [[], [["a.", [7]]]])
+def test_ranges_of_each_form_are_the_same_after_a_start(tmp_path: Path, where: list[Any]) -> None:
+    log, forms = (1 << 31) + 2, list[list[MessageRange]]()
+    forms += [[MessageRange(log, 90, run, skip, 4, end)] for run in (0, 1) for skip in (0, 1) for end in (90, 95)]
+    forms += [[MessageRange(3, first, 0, 0, 4, 0)] for first in (0, 1)]
+    forms += [[MessageRange(log, 90, 0, 0, 4, 90), MessageRange(3, 5, 0, 0, 1, 0)]]
+    for at, ranges in enumerate(forms):
+        driven = Driven(tmp_path / f"{at}")
+        member = driven.ledger.join("c", b"n", False, 0)
+        pull = driven.ledger.pulled(member, ranges, 7, 1_000, where)
+        driven.restart()
+        in_flight = driven.ledger.by_name["c"].in_flight
+        assert list(in_flight.between(0, pull.total)) == [InFlightRange(messages, 1, 0) for messages in ranges]
+        assert (in_flight.size, in_flight.pulls[0].taken_us) == (7, 1_000)
 
 
 def test_one_answer_has_so_many_retries_at_most(tmp_path: Path) -> None:

@@ -12,16 +12,15 @@ from collections.abc import Iterator, Mapping
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
-import msgpack
 import numpy as np
 import numpy.typing as npt
 
-from qmq.broker.find.trace.columns import FieldWalk, PieceBytes
 from qmq.broker.find.trace.events import ACKED, DISPOSITIONS, HANDED_OUT, LEAVES
 from qmq.broker.find.trace.places import id_of
-from qmq.broker.find.trace.records import AT_ONCE, MOST_DECODED, Consumer
+from qmq.broker.find.trace.records import AT_ONCE, MOST_DECODED, Consumer, Decoded, consumers_of, table_of, with_heads
 from qmq.broker.groups.group import Group
 from qmq.broker.groups.message_ranges import RunPart, parts_of
+from qmq.broker.journal.record_bytes import HANDED, unpack
 from qmq.broker.journal.record_types import LeaveReason, MessageRange, RecordKind, unflat
 from qmq.format.private import origin_subject
 from qmq.net.protocol.types import Disposition
@@ -32,6 +31,10 @@ JOINED: Final = "joined"
 MOST_CONSUMER_EVENTS: Final = 1_000
 #: Rows of one event: those of one subject that follow each other are one.
 MOST_ROWS_AN_EVENT: Final = 32
+
+#: Records whose second field is the consumer; in others the numbers come before it.
+_DELIVERIES: Final = (*HANDED, RecordKind.ACK)
+_OF_CONSUMERS: Final = table_of(*_DELIVERIES, RecordKind.BACK, RecordKind.LEAVE, RecordKind.PART)
 
 _FIRST = itemgetter(0)
 
@@ -95,7 +98,7 @@ class ConsumerScan:
         self._all_joins = list[_Join]()
         self._given: defaultdict[Consumer, list[_Given]] = defaultdict(list)
         self._keys: npt.NDArray[np.uint64] = np.empty(0, np.uint64)
-        self._decoded = 0
+        self._decoded = Decoded()
 
     def step(self) -> bool:
         """[thread] Look at the next file; return whether there may be more. Raises StorageFailed."""
@@ -111,26 +114,26 @@ class ConsumerScan:
         piece = files.next()
         if piece is None:
             return True
-        data = PieceBytes(piece)
         for start in range(0, len(piece.offsets), AT_ONCE):
             some = slice(start, start + AT_ONCE)
             part = piece._replace(offsets=piece.offsets[some], kinds=piece.kinds[some])
             if self._joins is not None:
                 self._note_joins(part)
             else:
-                self._look(part, data)
-            if self._decoded > MOST_DECODED:
+                self._look(part)
+            if self._decoded.count > MOST_DECODED:
                 self.is_partial = True
                 self._keep_last()
                 return False
         return True
 
     def _decode(self, piece: PullPiece, offset: int) -> tuple[list[Any] | None, int, int]:
-        self._decoded += 1
+        self._decoded.note(piece, offset)
         record = piece.record(offset)
         if record is None:
             return None, 0, 0
-        return msgpack.unpackb(record.payload, strict_map_key=False), record.position, record.kind
+        kind, fields = unpack(record.kind, record.payload)
+        return fields, record.position, kind
 
     # --- who it was ---------------------------------------------------------------------------------------------------
 
@@ -143,7 +146,7 @@ class ConsumerScan:
 
     def _find_numbers(self) -> None:
         """Find the numbers of the consumers: the last join at which a number was the next one made the consumer."""
-        self._decoded = 0
+        self._decoded = Decoded()
         makers = {(join.group, join.next_number): join.name for join in self._all_joins}
         meant = {(join.group, join.name) for join in self._all_joins if self._name in (join.name, join.program)}
         for consumer, name in makers.items():
@@ -159,41 +162,25 @@ class ConsumerScan:
 
     # --- what it did --------------------------------------------------------------------------------------------------
 
-    def _look(self, piece: PullPiece, data: PieceBytes) -> None:
+    def _look(self, piece: PullPiece) -> None:
         """Look at some records of a file."""
-        likely = list[int]()
-        for wanted in (RecordKind.PULL, RecordKind.AGAIN, RecordKind.ACK):
-            walk = FieldWalk(data, piece.offsets[piece.kinds == wanted])
-            if len(walk):
-                walk.pass_octets(1)
-                likely += self._mine(walk, walk.numbers())
-        kinds = np.isin(piece.kinds, (RecordKind.BACK, RecordKind.LEAVE, RecordKind.PART))
-        walk = FieldWalk(data, piece.offsets[kinds])
-        if len(walk):
-            walk.pass_octets(1)
-            group = walk.numbers()
-            walk.pass_octets(1)
-            walk.pass_numbers(3)
-            likely += self._mine(walk, group)
+        offsets, likely = with_heads(piece, _OF_CONSUMERS)
+        likely += offsets[np.isin(consumers_of(piece, offsets), self._keys)].tolist()
         for offset in sorted(likely):
             fields, position, kind = self._decode(piece, offset)
-            if fields is not None:
+            if fields is not None and (fields[0], fields[1 if kind in _DELIVERIES else 2]) in self.names:
                 self._take(fields, position, kind)
-
-    def _mine(self, walk: FieldWalk, group: npt.NDArray[np.uint64]) -> list[int]:
-        """Return the offsets of the records of these consumers; the number of the consumer comes next."""
-        records = walk.records
-        found: list[int] = records[np.isin((group << np.uint64(32)) | walk.numbers(), self._keys)].tolist()
-        return found
 
     def _take(self, fields: list[Any], position: int, kind: int) -> None:
         match kind:
-            case RecordKind.PULL | RecordKind.AGAIN:
+            case RecordKind.PULL | RecordKind.PASSED | RecordKind.AGAIN:
                 group, number, first, _, now_us, *rest = fields
-                if kind == RecordKind.PULL:
-                    several = [(messages, 1) for messages in unflat(rest[0])]
-                else:
+                if kind == RecordKind.AGAIN:
                     several = [(MessageRange(*one[1:7]), one[7]) for one in rest[1]]
+                elif not (ranges := unflat(rest[kind == RecordKind.PASSED])):
+                    return  # a pull that only passed messages
+                else:
+                    several = [(messages, 1) for messages in ranges]
                 for messages, attempt in several:
                     given = _Given(first, first + messages.total, messages, attempt)
                     self._given[group, number].append(given)

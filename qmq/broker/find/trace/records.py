@@ -13,19 +13,32 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-import msgpack
 import numpy as np
 import numpy.typing as npt
 
-from qmq.broker.find.trace.columns import FieldWalk, Numbers, Offsets, PieceBytes
 from qmq.broker.find.trace.places import MessagePlace, may_have
 from qmq.broker.groups.message_ranges import PARTITIONS
+from qmq.broker.journal.record_bytes import HANDED, OF_VERSION_2, unpack
 from qmq.broker.journal.record_types import LeaveReason, MessageRange, RecordKind, unflat
+from qmq.format.layout import (
+    PULL_HANDED_DTYPE,
+    PULL_HANDED_SIZE,
+    PULL_HEAD_DTYPE,
+    PULL_HEADED_KINDS,
+    PULL_MANY,
+    PULL_RANGE_DTYPE,
+    PULL_RANGE_SIZE,
+)
 from qmq.net.protocol.types import Disposition
-from qmq.storage.store import PullLogScan, PullPiece
+from qmq.storage.store import KIND_OFFSET, PullLogScan, PullPiece
 
-#: Records of one trace that are decoded; behind that it lacks events.
+Numbers = npt.NDArray[np.uint64]
+Offsets = npt.NDArray[np.int64]
+
+#: Records of one trace that are decoded; behind that it lacks events. As many of version 2 count as one of them, since
+#: these have no heads, and all are decoded.
 MOST_DECODED: Final = 200_000
+OLD_AS_ONE: Final = 10
 #: Records that are looked at as columns: each operation on them takes less than the interpreter's switch interval.
 AT_ONCE: Final = 8_192
 #: Ranges of a record that are compared as columns; a record with more of them is decoded.
@@ -34,21 +47,23 @@ _RANGES_IN_STEP: Final = 4
 _MOST_CONSUMERS: Final = 1 << 16
 _SEQUENCE_BITS: Final = np.uint64(48)
 _LAST_SEQUENCE: Final = np.uint64((1 << 48) - 1)
-_RANGE_FIELDS: Final = 6
 
 
-def _table(*kinds: RecordKind) -> npt.NDArray[np.bool_]:
-    """Return which kinds of records these are: bool[256]."""
+def table_of(*kinds: RecordKind) -> npt.NDArray[np.bool_]:
+    """Return which kinds of records these are, also by their numbers in version 2: bool[256]."""
     table = np.zeros(256, np.bool_)
     table[list(kinds)] = True
+    table[[old for old, kind in OF_VERSION_2.items() if kind in kinds]] = True
     return table
 
 
-_BRINGS: Final = _table(RecordKind.OVER, RecordKind.RESTORED, RecordKind.RESENT)
-_LETTERS: Final = _table(RecordKind.REDRIVE, RecordKind.FORGET)
+_BRINGS: Final = table_of(RecordKind.OVER, RecordKind.RESTORED, RecordKind.RESENT)
+_LETTERS: Final = table_of(RecordKind.REDRIVE, RecordKind.FORGET)
 #: Read whatever messages they are of.
-_OTHERS: Final = _BRINGS | _LETTERS | _table(RecordKind.JOIN, RecordKind.SEEK)
-_RETURNS: Final = _table(RecordKind.BACK, RecordKind.LEAVE, RecordKind.PART)
+_OTHERS: Final = _BRINGS | _LETTERS | table_of(RecordKind.JOIN, RecordKind.SEEK)
+_GIVES: Final = table_of(*HANDED)
+_ACKS: Final = table_of(RecordKind.ACK)
+_RETURNS: Final = table_of(RecordKind.BACK, RecordKind.LEAVE, RecordKind.PART)
 
 #: Dispositions that may make dead letters.
 _MAY_BURY: Final = (Disposition.NACK, Disposition.REJECT)
@@ -142,6 +157,22 @@ class Sought(NamedTuple):
     now_us: int
 
 
+class Decoded:
+    """Counts the records that are decoded."""
+
+    def __init__(self) -> None:
+        self._count = 0  # in parts of OLD_AS_ONE
+
+    @property
+    def count(self) -> int:
+        """How many they are."""
+        return self._count // OLD_AS_ONE
+
+    def note(self, piece: PullPiece, offset: int) -> None:
+        """Count one."""
+        self._count += 1 if int(piece.octets[offset + KIND_OFFSET]) in OF_VERSION_2 else OLD_AS_ONE
+
+
 class FoundRecords:
     """The decoded records, by consumer and group."""
 
@@ -154,7 +185,7 @@ class FoundRecords:
         self.letters: defaultdict[int, list[ChangedLetters]] = defaultdict(list)  # by group
         self.sought: defaultdict[int, list[Sought]] = defaultdict(list)  # by group
         self.names: dict[Consumer, str] = {}
-        self.decoded = 0
+        self.decoded = Decoded()
         #: Some records were not decoded, or are kept no more.
         self.is_partial = False
 
@@ -208,6 +239,19 @@ class _FactsSoFar:
         return FileFacts(self.first, frozenset(self.subjects), others)
 
 
+def with_heads(piece: PullPiece, kinds: npt.NDArray[np.bool_]) -> tuple[Offsets, list[int]]:
+    """Return the offsets of the records of these kinds that have heads, and of those that have none: of version 2."""
+    offsets, has_head = piece.offsets[kinds[piece.kinds]], piece.kinds[kinds[piece.kinds]] >= PULL_HEADED_KINDS
+    old: list[int] = offsets[~has_head].tolist()
+    return offsets[has_head], old
+
+
+def consumers_of(piece: PullPiece, offsets: Offsets) -> Numbers:
+    """Return the keys of the consumers of records with heads: the group's number, and in the low 32 bits its own."""
+    group = piece.field(PULL_HEAD_DTYPE, "group", offsets)
+    return group << np.uint64(32) | piece.field(PULL_HEAD_DTYPE, "consumer", offsets)
+
+
 class RecordScan:
     """Reads the pull log for one message, in a thread, a file at a step."""
 
@@ -253,11 +297,11 @@ class RecordScan:
             piece, known = self._files.next(), None
         if piece is None:
             return True
-        data, self._so_far = PieceBytes(piece), _FactsSoFar()
+        self._so_far = _FactsSoFar()
         for start in range(0, len(piece.offsets), AT_ONCE):
             some = slice(start, start + AT_ONCE)
-            self._look(piece._replace(offsets=piece.offsets[some], kinds=piece.kinds[some]), data)
-            if self.found.decoded > MOST_DECODED:
+            self._look(piece._replace(offsets=piece.offsets[some], kinds=piece.kinds[some]))
+            if self.found.decoded.count > MOST_DECODED:
                 self.found.is_partial = True
                 return False
         facts = self._so_far.facts() if stays and known is None else None
@@ -275,37 +319,30 @@ class RecordScan:
             and not any(int(subject) in facts.subjects for subject in self._subjects)
         )
 
-    def _look(self, piece: PullPiece, data: PieceBytes) -> None:
+    def _look(self, piece: PullPiece) -> None:
         """Look at some records of a file."""
         others = piece.offsets[_OTHERS[piece.kinds]]
         if len(others):
             self._so_far.others.append(others)
-        self._find_given(piece, data)
+        self._find_given(piece)
         self._find_brought(piece)
         self._find_joins(piece)
         self._find_changes(piece)
         if self._consumers:
-            acked = self._find_acks(piece, data)
-            self._find_returns(piece, data)
+            acked = self._find_acks(piece)
+            self._find_returns(piece)
             self._settle(acked)
 
     # --- ranges that were handed out ----------------------------------------------------------------------------------
 
-    def _find_given(self, piece: PullPiece, data: PieceBytes) -> None:
-        pulls = FieldWalk(data, piece.offsets[piece.kinds == RecordKind.PULL])
-        pulls.pass_octets(1)
-        pulls.pass_numbers(5)
-        counts = pulls.counts() // _RANGE_FIELDS
-        likely = self._brackets(pulls, counts, before=0, after=0)
-        passed = FieldWalk(data, piece.offsets[piece.kinds == RecordKind.PASSED])
-        passed.pass_octets(1)
-        passed.pass_numbers(5)
-        likely += self._brackets(passed, passed.counts() // _RANGE_FIELDS, before=0, after=0)
-        again = FieldWalk(data, piece.offsets[piece.kinds == RecordKind.AGAIN])
-        again.pass_octets(1)
-        again.pass_numbers(5)
-        again.pass_octets(1)  # quarantined
-        likely += self._brackets(again, again.counts(), before=1, after=2)
+    def _find_given(self, piece: PullPiece) -> None:
+        offsets, likely = with_heads(piece, _GIVES)
+        several = piece.field(PULL_HANDED_DTYPE, "ranges", offsets)
+        likely += self._likely(piece, PULL_HANDED_DTYPE, offsets[several == 0])
+        likely += offsets[several > _RANGES_IN_STEP].tolist()
+        for number in range(min(int(several.max(initial=0)), _RANGES_IN_STEP)):
+            skip = PULL_HANDED_SIZE + number * PULL_RANGE_SIZE
+            likely += self._likely(piece, PULL_RANGE_DTYPE, offsets[several > number], skip)
         if not likely:
             return
         for offset in sorted(set(likely)):
@@ -330,48 +367,32 @@ class RecordScan:
         self._places_of = places
         self._first_sequence, self._last_sequence = lows.min(initial=_LAST_SEQUENCE), highs.max(initial=0)
 
-    def _brackets(self, walk: FieldWalk, counts: npt.NDArray[np.int64], *, before: int, after: int) -> list[int]:
-        """Return the offsets of the records of which a range may have the message. The list of ranges comes next; each
-        has *before* and *after* so many other numbers; before the first of them are the headers of lists, if there are
-        any.
+    def _likely(self, piece: PullPiece, dtype: np.dtype[np.void], offsets: Offsets, skip: int = 0) -> list[int]:
+        """Return the offsets of the records of which a range may have the message, by one of its places. The range is
+        what *dtype* is, or what the head stands for: with nothing skipped, and of one batch.
         """
-        likely: list[int] = walk.records[counts > _RANGES_IN_STEP].tolist()
-        for number in range(_RANGES_IN_STEP):
-            here = counts > number
-            walk.keep(here)
-            counts = counts[here]
-            if not len(walk):
-                break
-            if before:
-                walk.pass_octets(1)
-                walk.pass_numbers(before)
-            log, first = walk.numbers(), walk.numbers()
-            by_position = log >= PARTITIONS
-            self._so_far.add(first, log, by_position)
-            may = by_position & (first <= self._last_position)
-            if not by_position.all():
-                may |= np.isin(log, self._subjects)
-            some = walk.fork(np.flatnonzero(may))
-            walk.pass_numbers(4 + after)
-            if len(some):
-                some.pass_numbers(1)
-                numbers = log[may], first[may], some.numbers(), some.numbers(), some.numbers()
-                likely += some.records[self._may_have(*numbers)].tolist()
-        return likely
-
-    def _may_have(
-        self, log: Numbers, first: Numbers, skip: Numbers, total: Numbers, end: Numbers
-    ) -> npt.NDArray[np.bool_]:
-        """Return which ranges may have the message, by one of its places."""
+        log, first = piece.field(dtype, "log", offsets, skip), piece.field(dtype, "first", offsets, skip)
         by_position = log >= PARTITIONS
+        self._so_far.add(first, log, by_position)
+        may = by_position & (first <= self._last_position)
+        if not by_position.all():
+            may |= np.isin(log, self._subjects)
+        at = np.flatnonzero(may)
+        log, first, by_position, offsets = log[at], first[at], by_position[at], offsets[at]
+        is_range = dtype is PULL_RANGE_DTYPE
+        end = piece.field(dtype, "end", offsets, skip) if is_range else first
         between = np.searchsorted(self._positions, end, "right") > np.searchsorted(self._positions, first, "left")
-        found: npt.NDArray[np.bool_] = by_position & between
-        mine = np.flatnonzero(~by_position & np.isin(log, self._subjects))
-        for at in mine.tolist():
-            start, behind = int(first[at]) + int(skip[at]), int(first[at]) + int(skip[at]) + int(total[at])
-            number = int(log[at])
-            found[at] = any(place.entry[3] == number and start <= place.sequence < behind for place in self._places)
-        return found
+        found = by_position & between
+        by_sequence = np.flatnonzero(~by_position)
+        of_these, number = offsets[by_sequence], log[by_sequence]
+        start, count = first[by_sequence], piece.field(dtype, "count", of_these, skip)
+        if is_range:
+            start = start + piece.field(dtype, "skip", of_these, skip)
+        for place in self._places:
+            has = (number == place.entry[3]) & (start <= place.sequence) & (place.sequence < start + count)
+            found[by_sequence] |= has
+        likely: list[int] = offsets[found].tolist()
+        return likely
 
     def _given_by(self, piece: PullPiece, offset: int) -> list[GivenRange]:
         fields, position, kind = self._decode(piece, offset)
@@ -406,11 +427,12 @@ class RecordScan:
 
     def _decode(self, piece: PullPiece, offset: int) -> tuple[list[Any] | None, int, int]:
         """Return the fields of a record (None where these bytes are no record), its position and its kind."""
-        self.found.decoded += 1
-        record = piece.record(offset) if self.found.decoded <= MOST_DECODED else None
+        self.found.decoded.note(piece, offset)
+        record = piece.record(offset) if self.found.decoded.count <= MOST_DECODED else None
         if record is None:
             return None, 0, 0
-        return msgpack.unpackb(record.payload, strict_map_key=False), record.position, record.kind
+        kind, fields = unpack(record.kind, record.payload)
+        return fields, record.position, kind
 
     # --- ranges that came as retries, and joins ----------------------------------------------------------------------
 
@@ -465,21 +487,13 @@ class RecordScan:
 
     # --- what became of them -----------------------------------------------------------------------------------------
 
-    def _of_consumers(self, group: Numbers, consumer: Numbers) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.intp]]:
-        """Return which records are of a known consumer, and for each where that is among the known ones."""
-        keys = (group << np.uint64(32)) | consumer
+    def _of_consumers(self, keys: Numbers) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.intp]]:
+        """Return which records are of a known consumer, and for each where that is among the known ones. *keys* are
+        those of the records' consumers.
+        """
         at = np.searchsorted(self._keys, keys)
         at[at == len(self._keys)] = 0
         return self._keys[at] == keys, at
-
-    def _known_among(self, walk: FieldWalk) -> list[int]:
-        """Return the offsets of the records that are of a known consumer."""
-        if not len(walk):
-            return []
-        records = walk.records
-        known, _ = self._of_consumers(walk.numbers(), walk.numbers())
-        found: list[int] = records[known].tolist()
-        return found
 
     def _overlap(self, at: npt.NDArray[np.intp], start: Numbers, end: Numbers) -> npt.NDArray[np.bool_]:
         """Return which [start, end) have delivery sequences of a range of the consumer at *at*. Ranges do not overlap,
@@ -496,28 +510,25 @@ class RecordScan:
         """Return whether [start, end) has delivery sequences of a range of a consumer."""
         return any(low < end and start < high for low, high in self._consumers.get(consumer, ()))
 
-    def _find_acks(self, piece: PullPiece, data: PieceBytes) -> list[tuple[Consumer, int, int]]:
-        """Find the acks of these ranges; return what they had of whom."""
-        walk, acked = FieldWalk(data, piece.offsets[piece.kinds == RecordKind.ACK]), list[tuple[Consumer, int, int]]()
-        if not len(walk):
-            return acked
-        walk.pass_octets(1)
-        ends = walk.fork()
-        ends.pass_numbers(3)
-        counts = ends.counts()
-        single = np.flatnonzero(counts == 2)
-        likely = self._known_among(walk.fork(np.flatnonzero(counts > 2)))
-        if len(single) < len(ends):
-            ends.keep(single)
-            walk.keep(single)
-        start, end = ends.numbers(), ends.numbers()
+    def _of_ranges(self, piece: PullPiece, kinds: npt.NDArray[np.bool_]) -> list[int]:
+        """Return the offsets of the records of these kinds whose heads are of the ranges that were found; those without
+        a count are of all that their consumer has.
+        """
+        offsets, likely = with_heads(piece, kinds)
+        start, count = piece.field(PULL_HEAD_DTYPE, "sequence", offsets), piece.field(PULL_HEAD_DTYPE, "count", offsets)
+        end = np.where((count == 0) | (count == PULL_MANY), _LAST_SEQUENCE, start + count)
+        start[count == 0] = 0
         # Most acks are of other messages than any of the ranges that were found, whoever has them.
         near = np.flatnonzero((start < self._last_sequence) & (end > self._first_sequence))
-        walk.keep(near)
-        known, at = self._of_consumers(walk.numbers(), walk.numbers())
-        near = near[known]
-        likely += walk.records[known][self._overlap(at[known], start[near], end[near])].tolist()
-        for offset in sorted(likely):
+        known, at = self._of_consumers(consumers_of(piece, offsets[near]))
+        near, at = near[known], at[known]
+        likely += offsets[near[self._overlap(at, start[near], end[near])]].tolist()
+        return sorted(likely)
+
+    def _find_acks(self, piece: PullPiece) -> list[tuple[Consumer, int, int]]:
+        """Find the acks of these ranges; return what they had of whom."""
+        acked = list[tuple[Consumer, int, int]]()
+        for offset in self._of_ranges(piece, _ACKS):
             fields, position, _ = self._decode(piece, offset)
             if fields is None:
                 continue
@@ -541,23 +552,9 @@ class RecordScan:
         if self._settled > len(self._consumers):  # half of them: making columns again pays
             self._make_columns()
 
-    def _find_returns(self, piece: PullPiece, data: PieceBytes) -> None:
+    def _find_returns(self, piece: PullPiece) -> None:
         """Find what consumers handed back, and which of them left."""
-        walk = FieldWalk(data, piece.offsets[_RETURNS[piece.kinds]])
-        if not len(walk):
-            return
-        walk.pass_octets(1)
-        group = walk.numbers()
-        walk.pass_octets(1)
-        walk.pass_numbers(3)
-        known, at = self._of_consumers(group, walk.numbers())
-        walk.keep(known)
-        at = at[known]
-        single = walk.fork()
-        counts = single.counts()  # -1 for LEAVE and PART, which have a number here
-        single.pass_octets(1)
-        aside = (counts == 1) & ~self._overlap(at, single.numbers(), single.numbers())
-        for offset in sorted(walk.records[~aside].tolist()):
+        for offset in self._of_ranges(piece, _RETURNS):
             fields, position, kind = self._decode(piece, offset)
             if fields is None:
                 continue

@@ -14,6 +14,7 @@ from qmq.broker.ports.rights import Rights
 from qmq.format.ids import MessageId
 from qmq.format.source import NO_ADDRESS
 from qmq.net.protocol.types import Disposition
+from tests.broker.delivery.test_filters import sent
 from tests.broker.harness import Driven
 from tests.broker.test_consuming import Consumer, killed
 
@@ -79,6 +80,22 @@ def test_all_that_a_consumer_did_stands_in_order(tmp_path: Path, stop: Any) -> N
         assert ids[4] == str(MessageId(driven.store.store_id, sent.partition, sent.position + 2))
     assert [kind for kind, *_ in events(driven, "other")] == ["joined", "handed_out", "handed_out", "left"]
     assert events(driven, "nobody") == []
+    driven.close()
+
+
+def test_messages_of_a_group_with_tags(tmp_path: Path) -> None:
+    driven = Driven(tmp_path, **KEPT)
+    sent(driven, {"a": [(b"1", ("vip",), 0), (b"2", (), 0), (b"3", ("vip",), 0)]})
+    driven.send("a", b"4")
+    consumer = Consumer(driven, "c", tags=["vip"])
+    assert consumer.pull() == [b"1", b"3"]
+    consumer.ack()
+    assert events(driven, "c")[1:] == [
+        ("handed_out", "a", 0, 1, 1, ""),
+        ("handed_out", "a", 2, 1, 1, ""),
+        ("acked", "a", 0, 1, 1, ""),
+        ("acked", "a", 2, 1, 1, ""),
+    ]
     driven.close()
 
 

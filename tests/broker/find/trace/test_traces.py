@@ -439,7 +439,7 @@ def test_records_between_two_attempts_are_not_decoded(tmp_path: Path) -> None:
     scan = RecordScan(driven.store.groups.scan_pulls(0), [place], {})
     while scan.step():
         pass
-    assert scan.found.decoded <= 6, "a join, two pulls, a nack and an ack, of more than 200 records"
+    assert scan.found.decoded.count <= 6, "a join, two pulls, a nack and an ack, of more than 200 records"
     row = traced(driven, name)["g"]
     assert kinds(row) == ["handed_out", "nacked", "handed_out", "acked"]
     driven.close()
