@@ -43,7 +43,7 @@ OF_ORDER: Final = (
     Mutant(
         "end at retries that are due",
         "PullSelector._choose",
-        never("filters is None"),
+        always("filters is not None"),
         _RANKS + _MODEL,
     ),
     Mutant(

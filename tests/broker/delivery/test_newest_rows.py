@@ -153,6 +153,20 @@ def test_what_was_taken_back_comes_first(tmp_path: Path) -> None:
     driven.close()
 
 
+def test_what_a_pull_waited_on_comes_before_what_has_just_arrived(tmp_path: Path) -> None:
+    """The pull wakes with the row that has arrived; more rows lie before it than are looked at one by one."""
+    driven = Driven(tmp_path)
+    subscription = driven.subscribe("a.x")
+    waiting = driven.pull_command(subscription, min_count=20, timeout_ms=60_000)
+    said = driven.do(waiting)
+    bodies = [b"%d" % number for number in range(20)]
+    for body in bodies:
+        said += driven.do(driven.send_command({"a.x": [body]}, connection=2))
+    (answer,) = [effect for effect in said if isinstance(effect, PulledMessages)]
+    assert bodies_of(runs_of_answer(answer)) == bodies
+    driven.close()
+
+
 @pytest.mark.parametrize("prefix", ["a.", "", "a.x", "b."])
 def test_large_batches_of_a_backlog_go_one_by_one(tmp_path: Path, prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
     by_row, by_column = counted(monkeypatch, "_take_entry"), counted(monkeypatch, "_take_rows")
