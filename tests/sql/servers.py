@@ -142,6 +142,7 @@ class PostgreSQL(Server):
             "shared_buffers": "32MB",
             "max_connections": "200",
             "jit": "off",
+            "dynamic_shared_memory_type": "mmap",  # elsewhere it would outlive a killed server
         }
         if not self._synced:
             settings |= {"fsync": "off", "full_page_writes": "off"}
