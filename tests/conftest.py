@@ -18,6 +18,7 @@ from tests.certificates import where_asked
 from tests.effort import EXAMPLES
 from tests.forks import SHARED
 from tests.hdfs.cluster import Cluster
+from tests.scratch import use_memory
 from tests.spark.session import running
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     gc.disable()  # half of the time of collecting tests went into visiting what stays anyway
     if not hasattr(config, "workerinput"):
+        use_memory()
         return
     while (counting := Coverage.current()) is not None:
         counting.stop()
