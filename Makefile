@@ -3,8 +3,11 @@
 SHELL := /bin/bash
 BIN := .venv/bin
 OVER_TLS := $(if $(TLS),QMQ_TEST_TLS=1 )
+# Folders and files whose tests need no program beside Python.
+QUICK := tests/format tests/broker/[a-z]*/ tests/storage/[a-z]*/ tests/net/[a-z]*/ tests/sim/test_disk.py tests/test_names.py tests/test_errors.py \
+	tests/test_imports.py tests/test_settings.py tests/test_public_surface.py tests/test_types.py tests/test_durations.py
 .DEFAULT_GOAL := help
-.PHONY: help env env-spark env-hdfs env-ops env-console env-sql console-pictures demo serve test test-pythons coverage lint bench sim fuzz errors kills consumer-kills faults soak mutants bench-peers bench-history docs
+.PHONY: help env env-spark env-hdfs env-ops env-console env-sql console-pictures demo serve check test test-pythons coverage lint bench sim fuzz errors kills consumer-kills faults soak mutants bench-peers bench-history docs
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -50,6 +53,12 @@ docs: .venv-docs/ready  ## build the site of all documents into build/site; a de
 
 .venv-docs/ready: .venv/ready requirements-docs.lock
 	@scripts/make-docs-env
+
+check: env  ## ruff, mypy and the tests of rules, storage and wire: a quick loop that needs only Python (ARGS=... for pytest)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy qmq examples fuzz
+	$(BIN)/pytest --quiet --no-header --numprocesses 3 --dist worksteal -m "not no_cover" $(QUICK) $(ARGS)
 
 test: lint docs env-hdfs env-ops env-console env-sql  ## lint, then run every test, four at a time, since many wait (ARGS=... for pytest)
 	@scripts/compile-tests
