@@ -119,9 +119,15 @@ OF_ORDER: Final = (
         _SCAN,
     ),
     Mutant(
+        "let lower priorities have the slots of which higher ones had nothing",
+        "OrderedScan.take",
+        always("not chooser.give_back()"),
+        _SCAN,
+    ),
+    Mutant(
         "leave slots to others after a choice of few messages",
         "_SlotChooser.took",
-        never("self._consumers > 1 and not self._is_limited"),
+        never("self._consumers > 1"),
         _SCAN,
     ),
     Mutant(
@@ -207,7 +213,7 @@ OF_ORDER: Final = (
     Mutant(
         "give a pull more slots than its part where it lacks messages",
         "OrderedScan.take",
-        never("chooser.left_slots and taker.lacks and not taker.full"),
+        always("not taker.lacks"),
         _WAITING,
     ),
     Mutant(

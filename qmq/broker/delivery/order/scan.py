@@ -169,8 +169,12 @@ class OrderedScan:
                 return
         try:
             self._take_some(taker, chooser)
-            while chooser.left_slots and taker.lacks and not taker.full:
-                chooser.widen()
+            while chooser.left_slots and not taker.full:
+                if not chooser.give_back():
+                    if not taker.lacks:
+                        break
+                    chooser.widen()
+                chooser.left_slots = False
                 self._take_some(taker, chooser)
             if chooser.left_slots:
                 taker.leave_slots()
@@ -432,8 +436,9 @@ class _SlotChooser:
         self._part: int | None = None  # so many slots may be granted; None: not known yet
         self._more = 1  # so many more the next time
         self._is_limited = False  # the pull may choose from more slots than there is room for
-        #: The slots that it gets, among those that nobody holds.
+        #: The slots that it gets, among those that nobody holds, and those of which it gets messages.
         self._are_granted = np.zeros(ORDER_SLOTS, np.bool_)
+        self._are_taken = np.zeros(ORDER_SLOTS, np.bool_)
         #: The consumer may have slots that it does not get, since there was no room for them.
         self.left_slots = False
         #: The kind of lanes that the pull chooses from now; None: all, since there is one.
@@ -512,8 +517,17 @@ class _SlotChooser:
 
     def took(self, slots: npt.NDArray[Any]) -> None:
         """Note that the consumer gets messages of these slots."""
-        if self._consumers > 1 and not self._is_limited:
-            self._are_granted[slots[self._order.owners[slots] == 0]] = True
+        if self._consumers > 1:
+            new = slots[self._order.owners[slots] == 0]
+            self._are_granted[new] = self._are_taken[new] = True
+
+    def give_back(self) -> bool:
+        """Let slots be granted in the place of those of which the consumer gets nothing; return whether there are
+        any.
+        """
+        unused = self._are_granted & ~self._are_taken
+        self._are_granted[unused] = self._are_active[unused] = False
+        return bool(unused.any())
 
     def _room(self) -> int:
         """Return how many more slots the consumer may have: its part of those with messages for it, without its own."""
@@ -555,7 +569,6 @@ class _SlotChooser:
         """Make room for more slots, twice as many each time."""
         self._part = int(np.count_nonzero(self._are_granted)) + max(self._room(), 0) + self._more
         self._more *= 2
-        self.left_slots = False
 
 
 def _take(taker: Taker, chooser: _SlotChooser, rows: Rows, partitions: Numbers, index: Numbers) -> Numbers:

@@ -10,7 +10,7 @@ import pytest
 
 from qmq.broker.delivery.order.scan import OrderedScan
 from qmq.format.build import RunContent
-from qmq.format.layout import LANE_HIGH, LANE_ORDERED, ORDER_SLOTS
+from qmq.format.layout import LANE_HIGH, LANE_ORDERED, LANE_ORDERED_HIGH, LANE_ORDERED_LOW, ORDER_SLOTS
 from tests.broker.delivery.order.test_order import Slots, numbers_of, texts
 
 
@@ -45,6 +45,17 @@ def test_a_pull_that_begins_with_lower_ranks_gets_its_part_of_the_slots_once(tmp
     driven.put("k", "l", "m", "n")
     assert texts(driven.take(one)) == ["k 0", "l 0"]
     assert texts(driven.take(two)) == ["m 0", "n 0"]
+    driven.close()
+
+
+def test_slots_without_messages_of_a_priority_take_no_room_of_others(tmp_path: Path) -> None:
+    driven = Slots(tmp_path)
+    one = driven.join("one", priority_share=0)
+    driven.join("two")
+    driven.put("b", kind=LANE_ORDERED_HIGH)
+    driven.put("a")
+    driven.put("c", kind=LANE_ORDERED_LOW)
+    assert texts(driven.take(one)) == ["b 0", "a 0"], "its part is two of three"
     driven.close()
 
 
