@@ -838,3 +838,29 @@ def test_random_histories_keep_one_owner_a_key_and_its_order(
     for key, numbers in model.sent.items():
         assert model.settled[key] == set(numbers), key
     driven.close()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_slots_behind_messages_without_a_tag_of_the_group_keep_their_order(tmp_path: Path, seed: int) -> None:
+    chance, driven = random.Random(seed), Slots(tmp_path)
+    sessions = [driven.join(name, "", tags=("t",), max_unacked=100) for name in ("one", "two", "three")]
+    sent, came = defaultdict[str, list[int]](list), defaultdict[str, list[int]](list)
+    for number in range(120):
+        key, is_wanted = chance.choice("klmnopqr"), chance.random() < 0.3
+        sent_body, header = f"{key} {number}".encode(), make_header(tags=["t"] if is_wanted else ["other"])
+        driven.send_runs(RunContent(chance.choice(SUBJECTS), [sent_body], [header], LANE_ORDERED | ord(key)))
+        if is_wanted:
+            sent[key].append(number)
+        if chance.random() < 0.2:
+            answer = driven.take(who := chance.choice(sessions), chance.choice((1, 2, 3, 5)))
+            for body in texts(answer):
+                came[body.split()[0]].append(int(body.split()[1]))
+            driven.ack(who, *numbers_of(answer))
+    for _ in range(200):
+        answer = driven.take(who := chance.choice(sessions), chance.choice((1, 2, 3, 5)))
+        for body in texts(answer):
+            came[body.split()[0]].append(int(body.split()[1]))
+        driven.ack(who, *numbers_of(answer))
+    assert came == sent
+    driven.checkpoint()
+    driven.close()
