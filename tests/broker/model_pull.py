@@ -101,7 +101,7 @@ class PullCheck:
         #: Of how many more slots it may have new messages, and those of which it has some.
         self._part: int | None = None
         self._granted: set[Slot] = set()
-        self._has_left_slots = False
+        self._has_left_slots = self._has_room = False
         self._due: dict[int, list[Waiting]] = defaultdict(list)
         for waiting in group.waiting:
             if waiting.due_us <= now_us and not waiting.quarantined and slots.is_any(one, waiting):
@@ -199,8 +199,15 @@ class PullCheck:
             assert message.slot is not None
             by_slot[message.slot].append(message)
         mine = {slot for slot, owner in slots.owners.items() if owner is one}
+        is_first = self._part is None
         if self._part is None:
-            self._part, more = self._part_of(len(mine)), 1
+            self._part = self._part_of(len(mine))
+        # A pull that may have no more messages than there is room for slots needs no limit; for one message nobody
+        # finds out how much room there is.
+        self._has_room = self._has_room or most > 1
+        is_limited = self._consumers > 1 and self._has_room and most > self._part - len(self._granted)
+        if is_first:
+            more = 1
             got = {one.message.slot for one in self._left}
             self._granted |= self._passed_slots - mine - got  # in vain: nothing of them was wanted
             while not self.fresh and not got & mine and self._part <= len(self._granted):
@@ -216,7 +223,7 @@ class PullCheck:
             message = self._left[0].message
             assert by_slot[slot][:1] == [message], f"{message} comes before others of its slot"
             if slot not in mine | granted:
-                assert len(granted) < room, f"{message} is of one more slot than the consumer's part"
+                assert len(granted) < room or not is_limited, f"{message} is of one more slot than the consumer's part"
                 granted.add(slot)
             if taken and not group.forgets:
                 assert group.log.places[taken[-1]] < group.log.places[message], "slots come in stored order"
@@ -227,7 +234,7 @@ class PullCheck:
         }
         if any(several and not following[slot] for slot, several in by_slot.items()):
             group.seen["a slot goes on with another priority"] += 1
-        allowed = mine | granted if len(granted) >= room else set(by_slot)
+        allowed = mine | granted if is_limited and len(granted) >= room else set(by_slot)
         rest = [message for message in free if message.slot in allowed and message in following[message.slot]]  # type: ignore[index]
         if any(following[slot] for slot in by_slot.keys() - allowed):
             self._has_left_slots = True

@@ -515,9 +515,12 @@ class _SlotChooser:
         allowed: npt.NDArray[np.bool_] = ~is_left
         return allowed
 
-    def took(self, slots: npt.NDArray[Any]) -> None:
-        """Note that the consumer gets messages of these slots."""
+    def took(self, rows: Rows, taken: int) -> None:
+        """Note that the consumer gets messages of the slots of *rows*, up to number *taken*, and maybe some of that."""
         if self._consumers > 1:
+            if taken < len(rows) and self.cursors.get(int(rows["subject"][taken])) > int(rows["first_sequence"][taken]):
+                taken += 1
+            slots = rows["lane"][:taken] & SLOT_BITS
             new = slots[self._order.owners[slots] == 0]
             self._are_granted[new] = self._are_taken[new] = True
 
@@ -583,8 +586,9 @@ def _take(taker: Taker, chooser: _SlotChooser, rows: Rows, partitions: Numbers, 
         index, some = index[are_taken], chosen_of([some], np.flatnonzero(are_taken))
     if len(index):
         where = partitions[:1] if chooser.has_one_partition else partitions[index]
-        index = index[: taker.take_ordered(where, some)]
-        chooser.took(some["lane"][: len(index)] & SLOT_BITS)
+        taken = taker.take_ordered(where, some)
+        chooser.took(some, taken)
+        index = index[:taken]
     return np.concatenate((done, index)) if len(done) else index
 
 
