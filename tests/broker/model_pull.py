@@ -242,6 +242,8 @@ class PullCheck:
         if len(taken) < most and rest:
             if group.forgets and self.fresh:
                 self._end_before_any(rest, most - len(taken), has_some=bool(taken))
+            elif is_limited and len(granted) < room:
+                self._end_before_one_of(rest, mine | granted, most - len(taken))
             else:
                 self._end_before(rest, most - len(taken))
 
@@ -274,6 +276,19 @@ class PullCheck:
         """
         self._is_full = not self._left and any(self._why_not_before(rest[at:], room) is None for at in range(len(rest)))
         assert self._is_full or (has_some and self._consumers > 1), f"{rest[0]} is ready, and did not come"
+
+    def _end_before_one_of(self, rest: list[Message], having: set[Slot], room: int) -> None:
+        """Check the end of an answer as below, where the consumer may have one more slot, whichever, beside those that
+        it has.
+        """
+        assert not self._left, f"{rest[0]} was passed over"
+        following = [
+            [message for message in rest if message.slot in having | {slot}]
+            for slot in dict.fromkeys(message.slot for message in rest)
+        ]
+        why_not = [self._why_not_before(several, room) for several in following]
+        self._is_full = None in why_not
+        assert self._is_full, why_not[0]
 
     def _end_before(self, rest: list[Message], room: int) -> None:
         """Check that the answer may end although *rest* is ready, and there is room for so many messages of it."""
