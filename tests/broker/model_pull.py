@@ -114,7 +114,7 @@ class PullCheck:
             self._group.none_wait(HIGH)
         self._has_left_slots = False
         self._take(HIGH, self._limit)
-        if not self._has_left_slots:
+        if not self._leaves_slots:
             self._lower(self._limit)
         assert not self._left, f"{self._left} come before their turn, or must not come"
 
@@ -130,7 +130,17 @@ class PullCheck:
             if not taken and not self._is_over:
                 self._group.none_wait(NORMAL)
         taken += self._take(NORMAL, most - taken)
-        return taken if self._has_left_slots else taken + self._take(LOW, most - taken)
+        return taken if self._leaves_slots else taken + self._take(LOW, most - taken)
+
+    @property
+    def _leaves_slots(self) -> bool:
+        """Whether slots are left to other consumers; also, where the answer has ended, such that have nothing but
+        messages that the group does not get: the broker has not looked at these.
+        """
+        if self._has_left_slots or self._left or self._consumers < 2:
+            return self._has_left_slots
+        unwanted = set(self._group.ready).difference(self._ready)
+        return any(message.slot not in self._granted | {None} for message in unwanted)
 
     def _take(self, rank: int, most: int) -> int:
         if self._is_over or most <= 0:
@@ -225,7 +235,7 @@ class PullCheck:
             if slot not in mine | granted:
                 assert len(granted) < room or not is_limited, f"{message} is of one more slot than the consumer's part"
                 granted.add(slot)
-            if taken and not group.forgets:
+            if taken and not group.forgets and not is_limited:  # else it may look for other slots again
                 assert group.log.places[taken[-1]] < group.log.places[message], "slots come in stored order"
             taken.append(by_slot[slot].pop(0))
             self.fresh.append(self._left.pop(0))

@@ -162,11 +162,12 @@ class OrderedScan:
         chooser = self._chooser
         if chooser is None:
             chooser = self._chooser = _SlotChooser(self._store, taker, order, subscription, consumers)
-        chooser.begin(kind if len(self._kinds) > 1 else None)
-        if chooser.kind is not None:
+        is_one_of_several = len(self._kinds) > 1
+        if is_one_of_several:
             of_kind = [subject_filter for subject_filter in self._filters if subject_filter.kind == kind]
             if not len(_with_messages(self._store, of_kind, taker.cursors, _MOST_COUNTED)):
                 return
+        chooser.begin(kind if is_one_of_several else None)
         try:
             self._take_some(taker, chooser)
             while chooser.left_slots and not taker.full:
