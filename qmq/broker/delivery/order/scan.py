@@ -41,6 +41,8 @@ _PASSED_ROWS: Final = 2_048
 #: Rows of one subject of a slot that are looked up in one go, and look-ups of one pull, which is about 50 us for each.
 _SLOT_ROWS: Final = 1_024
 _MOST_LOOKED_UP: Final = 256
+#: Looks of one pull at all rows that wait, for slots in the place of those of which it gets nothing.
+_MOST_LOOKS: Final = 8
 #: Forgotten rows are read again if they lie at most so many rows back, and so many for each slot that is free: to find
 #: the rows of one slot by its subjects takes at least as long as to read this many.
 AGAIN_ROWS: Final = 262_144
@@ -170,12 +172,13 @@ class OrderedScan:
         chooser.begin(kind if is_one_of_several else None)
         try:
             self._take_some(taker, chooser)
+            looks = 1
             while chooser.left_slots and not taker.full:
-                if not chooser.give_back():
+                if looks >= _MOST_LOOKS or not chooser.give_back():
                     if not taker.lacks:
                         break
                     chooser.widen()
-                chooser.left_slots = False
+                chooser.left_slots, looks = False, looks + 1
                 self._take_some(taker, chooser)
             if chooser.left_slots:
                 taker.leave_slots()
@@ -440,6 +443,8 @@ class _SlotChooser:
         #: The slots that it gets, among those that nobody holds, and those of which it gets messages.
         self._are_granted = np.zeros(ORDER_SLOTS, np.bool_)
         self._are_taken = np.zeros(ORDER_SLOTS, np.bool_)
+        #: Those that were granted and had nothing of the kind for it: it does not get them again meanwhile.
+        self._are_vain = np.zeros(ORDER_SLOTS, np.bool_)
         #: The consumer may have slots that it does not get, since there was no room for them.
         self.left_slots = False
         #: The kind of lanes that the pull chooses from now; None: all, since there is one.
@@ -463,6 +468,7 @@ class _SlotChooser:
     def begin(self, kind: int | None) -> None:
         """Begin to choose from one kind of lanes (None: all, since there is one)."""
         self.kind, most = kind, self._taker.most
+        self._are_vain[:] = False
         # To find the room takes longer than to choose one message.
         may_find = self._consumers > 1 and (most > 1 or self._part is not None)
         self._is_limited = may_find and most > self._room()
@@ -509,10 +515,10 @@ class _SlotChooser:
         if not self._is_limited:
             return np.ones(len(slots), np.bool_)
         is_left = (self._order.owners[slots] == 0) & ~self._are_granted[slots]
-        if len(left := slots[is_left]) and (room := self._room()) > 0:
+        if len(left := slots[is_left & ~self._are_vain[slots]]) and (room := self._room()) > 0:
             self._are_granted[self._stretches(left, room)] = True
             is_left &= ~self._are_granted[slots]
-        self.left_slots = self.left_slots or bool(is_left.any())
+        self.left_slots = self.left_slots or bool((is_left & ~self._are_vain[slots]).any())
         allowed: npt.NDArray[np.bool_] = ~is_left
         return allowed
 
@@ -531,6 +537,7 @@ class _SlotChooser:
         """
         unused = self._are_granted & ~self._are_taken
         self._are_granted[unused] = self._are_active[unused] = False
+        self._are_vain |= unused
         return bool(unused.any())
 
     def _room(self) -> int:
