@@ -18,7 +18,7 @@ from tests.certificates import where_asked
 from tests.effort import EXAMPLES
 from tests.forks import SHARED
 from tests.hdfs.cluster import Cluster
-from tests.scratch import use_memory
+from tests.scratch import factory_on_disk, use_memory
 from tests.spark.session import running
 
 if TYPE_CHECKING:
@@ -88,9 +88,11 @@ def _close_left_open() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def hdfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A NameNode and two DataNodes. One for all tests: whoever breaks it heals it."""
-    with Cluster(tmp_path_factory.mktemp("hdfs")) as cluster:
+def hdfs(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """A NameNode and two DataNodes, on the disk: in memory an archive ends before a fault has struck it. One for all
+    tests: whoever breaks it heals it.
+    """
+    with factory_on_disk(request.session) as factory, Cluster(factory.mktemp("hdfs")) as cluster:
         yield cluster
 
 
