@@ -47,8 +47,10 @@ MAX_PIECES: Final = 1_024
 #: that (about 5 us each).
 MOST_UNWANTED: Final = 1 << 17
 MOST_RUNS_READ: Final = 1 << 13
-#: The newest rows that are looked at one by one; and more of them, where so many are likely to fill the pull.
+#: The newest rows that are looked at one by one.
 NEWEST_ROWS: Final = 8
+#: Rows are also looked at one by one where so many of that size would fill the pull.
+LARGE_ROWS: Final = 16
 _NO_SETTINGS: Final = ResolvedSettings()
 _NO_TIME: Final = Now(0, 0)
 
@@ -293,7 +295,7 @@ class PullSelection:
             if left <= 0:
                 return
             entry = part.consumer_log.read_entry(row)
-            is_large = entry[4] * NEWEST_ROWS >= self._max_count - self.count
+            is_large = entry[4] * LARGE_ROWS >= self._max_count - self.count
             if entry[7] == 1 and (left <= FEW_ROWS or is_large):  # the runs of a batch go together
                 if matches is None or matches[entry[3]]:
                     cursor = self.cursors.get(entry[3])

@@ -131,6 +131,7 @@ def test_rows_one_by_one_give_what_columns_do(
     found = lived(tmp_path / "rows", seed, *said)
     looked_at = len(by_row)
     monkeypatch.setattr(select, "NEWEST_ROWS", 0)
+    monkeypatch.setattr(select, "LARGE_ROWS", 0)
     monkeypatch.setattr(select, "FEW_ROWS", 1)
     by_row.clear()
     assert lived(tmp_path / "columns", seed, *said) == found
