@@ -94,9 +94,13 @@ class Sender:
             self._failed([sent], error)
             return
         self._record.stored(sent, receipt)
-        if sent.delay is not None and self._chance.random() < 0.4 and await client.cancel(receipt.id):
-            sent.state = "cancelled"
-            self._record.count["cancelled"] += 1
+        if sent.delay is not None and self._chance.random() < 0.4:
+            self._record.note(f"cancel {sent}")
+            is_cancelled = await client.cancel(receipt.id)
+            self._record.note(f"cancel {sent}: {is_cancelled}")
+            if is_cancelled:
+                sent.state = "cancelled"
+                self._record.count["cancelled"] += 1
 
     async def _many(self, client: qmq.Client, messages: list[Sent]) -> None:
         positional, named = several_arguments(messages)
@@ -516,8 +520,10 @@ class Worker:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(0):
                         async with message:
-                            session.decides(hand, FAILING)
-                            await asyncio.sleep(30)
+                            try:
+                                await asyncio.sleep(30)
+                            finally:  # others take messages until now
+                                session.decides(hand, FAILING)
             case _:
                 await self._dispose(decision, message, hand, session)
 
@@ -587,9 +593,11 @@ class Worker:
             case "error" | "retry" | "not yet":
                 raise self._error(decision, hand, session)
             case "timeout":
-                session.decides(hand, FAILING)
-                async with asyncio.timeout(0):
-                    await asyncio.sleep(30)
+                try:
+                    async with asyncio.timeout(0):
+                        await asyncio.sleep(30)
+                finally:
+                    session.decides(hand, FAILING)
             case "with" | "keep":
                 pass
             case _:

@@ -62,6 +62,8 @@ _LOOK_US: Final = 1_000_000
 #: The producer of batches that cancel messages; consumers get nothing of their subject.
 CANCEL_PRODUCER: Final = b"qmq: cancelling\0"
 _CANCEL_SUBJECT: Final = "cancelled"
+#: How many cancellations are remembered for clients that lost the answer, also after the messages would have been due.
+_MOST_ANSWERS: Final = 10_000
 
 
 class DelayedState(NamedTuple):
@@ -86,6 +88,8 @@ class DelayedMessages:
         self._segments = DelaySegments(store)
         self._schedule: Schedule = store.groups.delayed()
         self._cancelled = PositionSet()
+        #: The newest cancellations: position and subject of the message.
+        self._newest_cancelled: dict[int, str] = {}
         #: Messages delivered since a checkpoint that still has them in the schedule.
         self._delivered = PositionSet()
         #: Delivered messages, with where they were stored: no checkpoint has these batches yet.
@@ -119,19 +123,24 @@ class DelayedMessages:
         text = command.fields.get("id")
         if not isinstance(text, str):
             raise InvalidOption("cancel needs the id of a message")
+        name = MessageId.parse(text)
+        answer = Administered(command.connection, command.request, {"cancelled": True})
+        if self._was_cancelled(name, command.connection):
+            self._effects.append(answer)
+            return
         try:
             with self._reads.looking_up(tries):
-                found = self._find(MessageId.parse(text))
+                found = self._find(name)
         except NotInMemory as missing:
             self._reads.begin_lookup(command, missing, tries + 1)
             return
-        rights = self._rights.get(command.connection)
-        if found is not None and rights is not None and not takes(rights.produce, found[1]):
-            found = None
-        if found is None or found[2] <= max(self._late_us, now.wall_us):
-            self._effects.append(Administered(command.connection, command.request, {"cancelled": False}))
+        if (
+            found is None
+            or found[2] <= max(self._late_us, now.wall_us)
+            or not self._may_cancel(command.connection, found[1])
+        ):
+            self._effects.append(answer._replace(fields={"cancelled": False}))
             return
-        answer = Administered(command.connection, command.request, {"cancelled": True})
         position, subject, _ = found
         body = MESSAGE_ID.pack(self._store.store_id, DELAY_PARTITION, position)
         parts = build_batch(
@@ -144,10 +153,22 @@ class DelayedMessages:
         checked = check_batch(memoryview(buffer), BatchLimits())
         self._intake.append(buffer, checked, _CancelBatch(self, position, subject), now, answer)
 
+    def _was_cancelled(self, name: MessageId, connection: int) -> bool:
+        """Return whether the message is one of the newest cancelled ones, and the connection may know it."""
+        subject = self._newest_cancelled.get(name.position) if self._is_delayed(name) else None
+        return subject is not None and self._may_cancel(connection, subject)
+
+    def _may_cancel(self, connection: int, subject: str) -> bool:
+        rights = self._rights.get(connection)
+        return rights is None or takes(rights.produce, subject)
+
+    def _is_delayed(self, name: MessageId) -> bool:
+        return (name.store_id, name.partition) == (self._store.store_id, DELAY_PARTITION)
+
     def _find(self, name: MessageId) -> tuple[int, str, int] | None:
         """Return the position, subject and due time of a delayed message; None when no message has that id."""
         log = self._store.delay_log
-        if log is None or (name.store_id, name.partition) != (self._store.store_id, DELAY_PARTITION):
+        if log is None or not self._is_delayed(name):
             return None
         part = log.partitions[0]
         row = part.consumer_log.row_at_position(name.position + 1) - 1
@@ -203,6 +224,9 @@ class DelayedMessages:
         self._segments.cancelled(position, cancelled_at)
         if self._cancelled.add(position):
             self._count_off(subject, 1)
+        self._newest_cancelled[position] = subject
+        if len(self._newest_cancelled) > _MOST_ANSWERS:
+            del self._newest_cancelled[next(iter(self._newest_cancelled))]
 
     def _count_off(self, subject: str, count: int) -> None:
         self.counts[subject] -= count
@@ -394,12 +418,18 @@ class DelayedMessages:
                 "late": b"".join(late),
                 "late_us": self._late_us,
                 "cancelled": self._cancelled.pack(),
+                "newest_cancelled": self._packed_newest(),
                 "delivered": self._delivered.pack(),
                 "counts": dict(self.counts),
                 "segments": self._segments.packed(),
             }
         )
         return packed
+
+    def _packed_newest(self) -> list[Any]:
+        subjects = {subject: number for number, subject in enumerate(dict.fromkeys(self._newest_cancelled.values()))}
+        numbers = [subjects[subject] for subject in self._newest_cancelled.values()]
+        return [list(subjects), list(self._newest_cancelled), numbers]
 
     def _is_claimed(self, entry: tuple[int, int, DelayedRange]) -> bool:
         """Return whether a checkpoint has the batch that was delivered."""
@@ -428,6 +458,10 @@ class DelayedMessages:
                 PositionSet.unpack(state["cancelled"]),
                 PositionSet.unpack(state["delivered"]),
             )
+            subjects, positions, numbers = state.get("newest_cancelled", ([], [], []))  # older brokers wrote none
+            self._newest_cancelled = {
+                position: subjects[number] for position, number in zip(positions, numbers, strict=True)
+            }
             self.counts.update(state["counts"])
             seen, claimed, self._late_us = state["seen"], state["log"], state["late_us"]
         self._read_delay_log(log, seen)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from qmq.broker.delay import delay as delay_module
 from qmq.broker.ports.commands import Administer, Send
 from qmq.broker.ports.effects import Administered, Refused, Sent
 from qmq.format.build import RunContent, build_batch, make_header
@@ -193,7 +194,40 @@ def test_cancelled_messages_never_come(tmp_path: Path) -> None:
     assert [name for _, name in pulled(driven, follow(driven))] == [names[0], names[2]]
     assert driven.broker.delayed() == {}
     assert not cancel(driven, names[0])
+    assert cancel(driven, names[1])
+    driven.close()
+
+
+@pytest.mark.parametrize("ends", ["crash", "checkpoint", "restart"])
+def test_a_cancellation_is_answered_again_after_its_time(tmp_path: Path, ends: str) -> None:
+    """A client that lost the answer asks again, also when the message would have been due, or after a restart."""
+    driven = Driven(tmp_path)
+    names = delay(driven, "a", S, S)
+    assert cancel(driven, names[0])
+    driven.advance(2_000)
+    if ends == "crash":
+        crash(driven)
+    else:
+        driven.checkpoint()
+        driven.advance(2_000)
+        driven.checkpoint()
+    if ends == "restart":
+        driven.restart()
+    assert cancel(driven, names[0])
     assert not cancel(driven, names[1])
+    assert [name for _, name in pulled(driven, follow(driven))] == names[1:]
+    driven.close()
+
+
+def test_old_cancellations_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delay_module, "_MOST_ANSWERS", 2)
+    driven = Driven(tmp_path)
+    names = delay(driven, "a", S, S, S)
+    for name in names:
+        assert cancel(driven, name)
+    driven.restart()
+    driven.advance(2_000)
+    assert [cancel(driven, name) for name in names] == [False, True, True]
     driven.close()
 
 
