@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -66,6 +67,8 @@ FEATURES: Final = (
     *(f"killed: {name}" for name in KILLED), "in hand at a kill", "acks unknown at a kill", "came again after a kill",
     "quarantined alone is checked",
 )  # fmt: skip
+#: More than a history has programs.
+_MOST_THREADS: Final = 64
 #: Seconds that a history may take; it takes less than one.
 TIMEOUT_S: Final = 60
 #: Times which would make histories long.
@@ -216,6 +219,8 @@ class History:
 
     async def run(self) -> None:
         """Let the programs run, then others take what is left; check."""
+        # Each program without asyncio has a thread all the time; the usual executor has few of them.
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_MOST_THREADS))
         async with asyncio.timeout(TIMEOUT_S):
             for number in range(len(self.brokers.brokers)):
                 await self.brokers.start(number)

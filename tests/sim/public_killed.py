@@ -151,7 +151,7 @@ class _Life:
                     if self._is_dead:
                         return
                     self._connection.send(self._note(*question))
-            except (EOFError, OSError):
+            except (EOFError, OSError, TypeError):  # where it was closed meanwhile it may be any of them
                 return
 
     def _note(self, question: str, *told: Any) -> Any:

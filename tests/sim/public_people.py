@@ -441,7 +441,7 @@ class Worker:
         async def handle(message: qmq.Message) -> None:
             nonlocal left
             hand = session.took(message)
-            slot = hand.sent.place if hand.sent.order_key else None
+            slot = hand.sent.slot
             if slot is not None and in_turn[slot]:
                 self._record.wrong(f"group {session.group.name}: two handlers have {slot}")
             in_turn[slot] += 1
@@ -766,7 +766,7 @@ class Worker:
 
         def handle(message: qmq.SyncMessage) -> None:
             hand = session.took(message)
-            slot = hand.sent.place if hand.sent.order_key else None
+            slot = hand.sent.slot
             with lock:
                 if slot is not None and in_turn[slot]:
                     self._record.wrong(f"group {session.group.name}: two handlers have {slot}")

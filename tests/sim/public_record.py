@@ -84,9 +84,7 @@ class Sent:
     @property
     def place(self) -> tuple[str, str, str] | None:
         """Broker, subject and lane, in which its sequence is one of a row; None while they are not known."""
-        if self.id is None:
-            return None
-        return self.id[:12], self.subject, f"{lane_of(self.order_key) if self.order_key else 0} {self.priority}"
+        return None if self.id is None else place_of(self.id, self)
 
     def __repr__(self) -> str:
         return f"message {self.number} ({self.subject} {self.order_key or self.priority} {self.sequence} {self.tags})"
@@ -124,7 +122,7 @@ class Session:
         self.has_left = False
         group.record.note(f"{group.name} {name} entered")
         group.entered = min(group.entered, group.record.tick())
-        self._last: dict[tuple[str, str, str | int], int] = {}
+        self._last: dict[tuple[str, str, str], int] = {}
         self._taken_at = time.monotonic()
 
     def took(self, message: Message) -> Hand:
@@ -145,7 +143,8 @@ class Session:
         record.check_content(sent, message)
         for problem in group.problems(hand, before):
             record.wrong(f"group {group.name}: {sent} came to {self.name} as attempt {hand.attempt}: {problem}")
-        self._check_order(hand, is_new=not before)
+        if not before and hand.attempt == 1:
+            self._check_order(sent, message)
         before.append(hand)
         self.hands.append(hand)
         record.note(f"{group.name} {self.name} took {sent} attempt {hand.attempt}")
@@ -153,18 +152,20 @@ class Session:
         record.came()
         return hand
 
-    def _check_order(self, hand: Hand, *, is_new: bool) -> None:
+    def _check_order(self, sent: Sent, message: Message) -> None:
         """Messages of a subject and priority come in stored order, where none has failed or was given back."""
-        place, group, now = hand.sent.place, self.group, time.monotonic()
+        group, now = self.group, time.monotonic()
         if now > self._taken_at + _STALE_S and group.mode != "solo":
             group.is_calm = False
         self._taken_at = now
-        if place is None or not group.is_calm or not is_new or hand.attempt != 1 or self.has_threads:
+        if not group.is_calm or self.has_threads:
             return
-        sequence = hand.sent.sequence or 0
-        if self._last.get(place, -1) >= sequence:
-            group.record.wrong(f"group {group.name}: {hand.sent} came to {self.name} after {self._last[place]}")
-        self._last[place] = sequence
+        # Of one that is stored twice, this may be the other one, at another broker than its receipt says.
+        place = place_of(message.id, sent)
+        last = self._last.get(place, -1)
+        if last >= message.sequence:
+            group.record.wrong(f"group {group.name}: {sent}, {message.id}, came to {self.name} after {last}")
+        self._last[place] = message.sequence
         group.record.count["order of a subject is checked"] += 1
 
     # --- what the program decides ------------------------------------------------------------------------------------
@@ -566,6 +567,11 @@ class Record:
                 self.wrong(f"{sent} is {sent.state}, and {copies[sent.number]} of it are stored")
             if sent.state == "unknown" and copies[sent.number]:
                 sent.state = "stored"
+
+
+def place_of(message_id: str, sent: Sent) -> tuple[str, str, str]:
+    """Return broker, subject and lane of a stored message."""
+    return message_id[:12], sent.subject, f"{lane_of(sent.order_key) if sent.order_key else 0} {sent.priority}"
 
 
 def lane_of(order_key: str) -> int:
