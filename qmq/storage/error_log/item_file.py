@@ -7,7 +7,9 @@ and merges a few neighbours that have few left: so the files are in proportion t
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
+from operator import attrgetter
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -33,6 +35,11 @@ class NumberedRun(NamedTuple):
     first: int
     end: int
     run: SortedRun
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether no number is missing."""
+        return self.run.items == self.end - self.first
 
 
 class ItemLogClaim(NamedTuple):
@@ -141,7 +148,7 @@ class ItemLog(RunOwner):
 
     def _merge(self, at: int, end: int) -> None:
         """Make one run of the runs [at, end). Raises StorageFull or StorageFailed."""
-        blocks = [block for one in self._runs[at:end] for block in self._blocks(one, one.first - 1)]
+        blocks = [block for one in self._runs[at:end] for block in self._blocks(one)]
         items = np.concatenate(blocks) if blocks else np.empty(0, self._memory_form)
         first, last = self._runs[at].first, self._runs[end - 1].end
         self._runs[at:end] = [self._run_of(items)] if len(items) else []
@@ -152,24 +159,38 @@ class ItemLog(RunOwner):
                     self._taken_out.add(number, number + 1)
 
     def after(self, number: int) -> Iterator[Items]:
-        """Yield the items with a higher number that were not taken out, ascending, in blocks. Raises StorageFailed."""
-        for one in self._runs:
-            if number + 1 < one.end:
-                yield from self._blocks(one, number)
-        start = int(np.searchsorted(self._in_memory["number"], number, "right"))
-        for at in range(start, self._held, _BLOCK):
-            yield self._left(self._in_memory[at : at + _BLOCK].copy())
+        """Yield the items with a higher number that were not taken out, ascending, in blocks. Items may be added, taken
+        out, and move from memory to a run meanwhile: none of those that stay is passed. Raises StorageFailed.
+        """
+        run, start = None, 0  # the run that is read, and its items that were
+        while True:
+            at = bisect_right(self._runs, number + 1, key=attrgetter("end"))
+            if at == len(self._runs):
+                low = int(np.searchsorted(self._in_memory["number"], number, "right"))
+                block = self._in_memory[low : low + _BLOCK].copy()
+                if not len(block):
+                    return
+            else:
+                if self._runs[at] is not run:
+                    run = self._runs[at]
+                    start = max(0, number + 1 - run.first) if run.is_whole else 0
+                if start >= run.run.items:
+                    number = run.end - 1
+                    continue
+                block = run.run.read(start)
+                start += len(block)
+                block = block[block["number"] > max(number, 0)]  # rotten items have the number 0
+            if len(block):
+                number = int(block["number"][-1])
+                yield self._left(block)
 
-    def _blocks(self, one: NumberedRun, number: int) -> Iterator[Items]:
-        """Yield the blocks of a run that have items with a higher number. Raises StorageFailed."""
-        is_whole = one.run.items == one.end - one.first
-        start = max(0, number + 1 - one.first) if is_whole else 0
+    def _blocks(self, one: NumberedRun) -> Iterator[Items]:
+        """Yield the items of a run that were not taken out. Raises StorageFailed."""
+        start = 0
         while start < one.run.items:
             block = one.run.read(start)
             start += len(block)
-            block = block[block["number"] > max(number, 0)]  # rotten items have the number 0
-            if len(block):
-                yield self._left(block)
+            yield self._left(block[block["number"] > 0])
 
     def _left(self, items: Items) -> Items:
         taken_out = self._taken_out

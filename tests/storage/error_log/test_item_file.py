@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import pytest
@@ -117,6 +118,31 @@ def test_the_log_has_all_items_that_were_not_taken_out(operations: list[tuple[st
                 case "restart", []:
                     life.restart()
             life.check(after)
+
+
+@settings(max_examples=part_of(300), deadline=None)
+@given(st.lists(st.one_of(_OPERATIONS.map(lambda several: several[:3]), st.just("walk")), max_size=40))
+def test_a_walk_meets_all_that_stay_whatever_comes_and_goes_meanwhile(steps: list[Any]) -> None:
+    with TemporaryDirectory() as directory:
+        life = Life(Path(directory) / "dead")
+        life.add(60)
+        left, walk, met = set(life.there), life.log.after(0), list[int]()
+        for step in [*steps, *["walk"] * 1_000]:
+            if step == "walk":
+                met += next(walk, items_of([]))["number"].tolist()
+                continue
+            for name, *numbers in step:
+                match name, numbers:
+                    case "add", [int(count)]:
+                        life.add(count)
+                    case "take out", [int(start), int(count)]:
+                        life.take_out(start, count)
+                    case "checkpoint", []:
+                        life.checkpoint()
+            left &= set(life.there)
+        assert left <= set(met)
+        assert met == sorted(set(met))
+        assert life.damaged == []
 
 
 @pytest.mark.parametrize("left_of", [0, 10, 50])
