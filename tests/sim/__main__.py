@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 
-from tests.sim import brokers, consumption, law, modes, narrowing, public, retaining
+from tests.sim import brokers, consumption, law, modes, narrowing, public, public_world, retaining
 from tests.sim.history import summary
 from tests.sim.kinds import KINDS, run
 from tests.sim.runs import count_many, told
@@ -20,6 +20,7 @@ MANY = {
     "narrowing": narrowing.run,
     "law": law.run,
     "public": public.run,
+    "world": public_world.run,
 }
 if kind in MANY and numbers:
     count = int(numbers[1]) if len(numbers) > 1 else 1

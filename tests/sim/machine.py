@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from qmq.broker.broker import Broker
 from qmq.broker.ports.commands import Checked, Fetched, Now, ReadDone, Synced
-from qmq.broker.ports.effects import CheckWanted, FetchWanted, ReadWanted, SyncWanted
+from qmq.broker.ports.effects import CheckWanted, FetchWanted, ReadWanted, ReadWork, SyncWanted
 from qmq.broker.ports.limits import BrokerLimits
+from qmq.errors import QmqError
 from qmq.net.server import Server, ServerOptions
 from qmq.net.server.replies import DiskWork
 from qmq.storage.store import Store, StoreOptions
@@ -32,17 +36,21 @@ _CHECKED: Final = 0.1
 class Machine:
     """Of one broker, *number* of its world; clients know it by that, as a port."""
 
-    def __init__(self, world: World, number: int) -> None:
+    def __init__(
+        self, world: World, number: int, options: StoreOptions | None = None, limits: BrokerLimits = LIMITS,
+        checkpoint_s: float = _CHECKPOINT_S,
+    ) -> None:  # fmt: skip
         self.world = world
         self.number = number
+        self.limits = limits
+        self._checkpoint_s = checkpoint_s
         self.disk = SimulatedDisk(world.chance.getrandbits(32))
-        self.options = StoreOptions(
-            partitions=1 + world.chance.randrange(2),
-            segment_bytes=16 << 10,
-            max_frame_bytes=2_400,
-            reserve_bytes=60_000,
-            store_id=bytes([127, 0, 0, 1, 0, number]),
-        )
+        if options is None:
+            options = StoreOptions(
+                partitions=1 + world.chance.randrange(2), segment_bytes=16 << 10, max_frame_bytes=2_400,
+                reserve_bytes=60_000,
+            )  # fmt: skip
+        self.options = replace(options, store_id=bytes([127, 0, 0, 1, 0, number]))
         self.process: Process | None = None
         self.store: Store
         self.broker: Broker
@@ -89,7 +97,7 @@ class Machine:
         process = Process(self.world, f"broker {self.number}")
         try:
             self.store = Store.open(DIRECTORY, self.options, self.disk, self.clock().wall_us)
-            self.broker = Broker(self.store, LIMITS, self.clock())
+            self.broker = Broker(self.store, self.limits, self.clock())
         except Killed:
             process.kill()
             return False
@@ -98,9 +106,9 @@ class Machine:
         self.has_served = True
         self._work.clear()
         self.server = Server(
-            self.broker, _server_options(self.store), self._want, lambda looked: None, self.clock, process, process.time
+            self.broker, self._server_options(), self._want, lambda looked: None, self.clock, process, process.time
         )
-        process.call_later(_CHECKPOINT_S, self._checkpoint, process)
+        process.call_later(self._checkpoint_s, self._checkpoint, process)
         process.call_soon(self.server.turn)
         return True
 
@@ -164,12 +172,9 @@ class Machine:
                 self.store.partition(partition).sync()
                 self.server.submit(Synced(partition, position))
             case ReadWanted(number, read):
-                while read.step():
-                    pass
-                self.server.submit(ReadDone(number, None))
+                self.server.submit(ReadDone(number, _error_of(partial(_read_all, read))))
             case FetchWanted(number, fetch):
-                fetch.run()
-                self.server.submit(Fetched(number, None))
+                self.server.submit(Fetched(number, _error_of(fetch.run)))
             case CheckWanted() as wanted:
                 self.server.submit(self._checked(wanted))
         self._work.popleft()
@@ -191,31 +196,45 @@ class Machine:
             checkpoint.write()
             self.store.finish_checkpoint(checkpoint)
             self.kept_at = began_at
-            process.call_later(_CHECKPOINT_S, self._checkpoint, process)
+            process.call_later(self._checkpoint_s, self._checkpoint, process)
 
         process.call_later(self.world.chance.random() * _WORK_S, write)
+
+    def _server_options(self) -> ServerOptions:
+        limits = self.limits
+        return ServerOptions(
+            store_id=self.store.store_id,
+            version="simulated",
+            max_frame_bytes=self.options.max_frame_bytes,
+            max_batch_bytes=self.store.max_batch_bytes,
+            max_message_bytes=limits.max_message_bytes,
+            producer_window=limits.producer_window,
+            producer_ttl_ms=limits.producer_ttl_ms,
+            unique_for_ms=limits.unique_for_ms,
+            max_pull_count=limits.max_pull_count,
+            max_pull_bytes=limits.max_pull_bytes,
+            session_timeout_ms=limits.session_timeout_ms,
+            max_waiting_pulls=limits.max_waiting_pulls,
+            max_connections=1_000,
+            max_inflight_bytes=16 << 20,
+            max_buffered_bytes=64 << 20,
+            first_frame_timeout_ms=10_000,
+        )
 
 
 def _dead(operation: Operation) -> None:
     raise Killed
 
 
-def _server_options(store: Store) -> ServerOptions:
-    return ServerOptions(
-        store_id=store.store_id,
-        version="simulated",
-        max_frame_bytes=2_400,
-        max_batch_bytes=store.max_batch_bytes,
-        max_message_bytes=LIMITS.max_message_bytes,
-        producer_window=LIMITS.producer_window,
-        producer_ttl_ms=LIMITS.producer_ttl_ms,
-        unique_for_ms=LIMITS.unique_for_ms,
-        max_pull_count=LIMITS.max_pull_count,
-        max_pull_bytes=LIMITS.max_pull_bytes,
-        session_timeout_ms=LIMITS.session_timeout_ms,
-        max_waiting_pulls=LIMITS.max_waiting_pulls,
-        max_connections=1_000,
-        max_inflight_bytes=16 << 20,
-        max_buffered_bytes=64 << 20,
-        first_frame_timeout_ms=10_000,
-    )
+def _read_all(read: ReadWork) -> None:
+    while read.step():
+        pass
+
+
+def _error_of(work: Callable[[], object]) -> QmqError | None:
+    """Do it; return why it failed: retention may have removed what is read."""
+    try:
+        work()
+    except QmqError as error:
+        return error
+    return None

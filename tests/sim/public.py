@@ -12,9 +12,9 @@ import os
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -67,6 +67,8 @@ FEATURES: Final = (
     *(f"killed: {name}" for name in KILLED), "in hand at a kill", "acks unknown at a kill", "came again after a kill",
     "quarantined alone is checked",
 )  # fmt: skip
+MAX_FRAME_BYTES: Final = 64 << 10
+MAX_MESSAGE_BYTES: Final = 8 << 10
 #: More than a history has programs.
 _MOST_THREADS: Final = 64
 #: Seconds that a history may take; it takes less than one.
@@ -115,14 +117,15 @@ class History:
         self.retains = not self.has_processes and chance.random() < 0.15
         #: Groups may miss messages that they have not taken.
         self.drops = self.retains and self._own_chance("drops").random() < 0.4
-        self.brokers: Any = (Processes if self.has_processes else Several)(
-            directory, chance.choice((1, 1, 1, 2)), partitions=chance.choice((1, 1, 2, 3)), segment_bytes="256 KiB",
-            max_frame_bytes="64 KiB", max_message_bytes="8 KiB", scrub_bytes_per_s=0,
+        self.brokers: Any = self._made_brokers(
+            chance.choice((1, 1, 1, 2)), partitions=chance.choice((1, 1, 2, 3)),
             checkpoint_ms=10 if self.retains else chance.choice((10, 50, 1_000)),
             **({"retention_ms": chance.choice((1, 20))} if self.retains else {}),
-            **({"retention_bytes": "12 KiB"} if self.drops else {}),
+            **({"retention_bytes": 12 << 10} if self.drops else {}),
         )  # fmt: skip
         self.count = self.record.count
+        #: Whether there are programs without asyncio.
+        self.has_threads = True
         self.has = {
             name: chance.random() < share
             for name, share in (
@@ -139,6 +142,12 @@ class History:
             "durability": chance.choice(("append", "flush")), "linger": chance.choice((0, 0, 0.002)),
             "failover_after": chance.choice((5, 0.05, None)), "send_timeout": 10,
         }  # fmt: skip
+
+    def _made_brokers(self, count: int, **settings: Any) -> Any:
+        return (Processes if self.has_processes else Several)(
+            self.directory, count, segment_bytes="256 KiB", max_frame_bytes=MAX_FRAME_BYTES,
+            max_message_bytes=MAX_MESSAGE_BYTES, scrub_bytes_per_s=0, **settings,
+        )  # fmt: skip
 
     # --- what is drawn -----------------------------------------------------------------------------------------------
 
@@ -249,7 +258,7 @@ class History:
             if self._own_chance(f"producer {number}").random() < 0.3:
                 options["producer"] = f"producer-{number}"
                 self.count["named producer"] += 1
-            if chance.random() < 0.3:
+            if chance.random() < 0.3 and self.has_threads:
                 senders.append(asyncio.to_thread(sender.run_sync, self.brokers.url, options))
             else:
                 senders.append(sender.run(self.brokers.url, options))
@@ -264,10 +273,7 @@ class History:
         ]
         names = [plan.name for plan in self.groups if plan.mode == "reliable"]
         most = len(self.messages) * len(self.groups)
-        boss = Boss(
-            self.record, crew, self.brokers, self._own_chance("boss"), names, most, 4 * self.retains,
-            keeps_connections=self.keeps_connections,
-        )  # fmt: skip
+        boss = self._boss(crew, names, most)
         async with asyncio.TaskGroup() as tasks:
             for killed_worker in killed:
                 tasks.create_task(killed_worker.run(self.brokers.url))
@@ -279,10 +285,19 @@ class History:
                 async with asyncio.TaskGroup() as sending:
                     for call in senders:
                         sending.create_task(call)
-                    sending.create_task(boss.run(self.brokers.url, self._taken))
+                    sending.create_task(self._run_boss(boss))
                 await self._taken(most // 2, 0.15)
             finally:
                 crew.stop()
+
+    def _boss(self, crew: Crew, names: list[str], most: int, **more: Any) -> Boss:
+        return Boss(
+            self.record, crew, self.brokers, self._own_chance("boss"), names, most, 4 * self.retains,
+            keeps_connections=self.keeps_connections, **more,
+        )  # fmt: skip
+
+    async def _run_boss(self, boss: Boss) -> None:
+        await boss.run(self.brokers.url, self._taken)
 
     def _group_record(self, plan: GroupPlan, name: str, **begin: int) -> GroupRecord:
         """Return the record of a group, or of a member of a broadcast; *begin*: the ticks when it began."""
@@ -331,6 +346,7 @@ class History:
             begins = self.record.tick() if len(self.brokers.brokers) == 1 else sys.maxsize
             return self._group_record(plan, f"{plan.name}@{consumer}", begins=begins, subscribed=before)
 
+        how["is_sync"] = how["is_sync"] and self.has_threads
         chance = self._own_chance(name)
         known = self.record.groups.get(plan.name)
         prefixes = plan.prefixes if known is None else known.prefixes  # somebody may have changed them
@@ -361,6 +377,7 @@ class History:
             return GroupRecord(self.record, f"solo {consumer} {before}", prefixes, mode="solo")
 
         options = {"group": None, "start": "first"}
+        is_sync = is_sync and self.has_threads
         return Worker(crew, name, prefixes, options, group_of, self._own_chance(name), is_sync=is_sync)
 
     def _own_chance(self, name: str) -> Random:
@@ -424,10 +441,7 @@ class History:
     async def _check(self, client: qmq.Client) -> None:
         await self._find(client)
         await self._read_alone(client)
-        by_id = self.record.ids
-        brokers = await client.admin.stats()
-        self.count["segments removed"] += sum(broker.dropped_segments for broker in brokers)
-        stats = {one.name: one for broker in brokers for one in broker.groups}
+        by_id, died = self.record.ids, dict[str, int]()
         for name, group in self.record.groups.items():
             letters = [letter async for letter in client.admin.dead_letters(name)]
             # Nobody knows the ids of those that were removed before somebody has seen them.
@@ -452,12 +466,21 @@ class History:
                 found["filtered"] = filtered
             if found != wanted:
                 self.record.wrong(f"group {name} has {found} in place of {wanted}")
-            self._check_stats(group, stats[name], len(letters))
+            died[name] = len(letters)
+        await self._check_reports(client, died)
+        self._check_accounts()
+
+    async def _check_reports(self, client: qmq.Client, dead: dict[str, int]) -> None:
+        """What the brokers report is what the programs have done; *dead*: the dead letters of each group."""
+        brokers = await client.admin.stats()
+        self.count["segments removed"] += sum(broker.dropped_segments for broker in brokers)
+        stats = {one.name: one for broker in brokers for one in broker.groups}
+        for name, group in self.record.groups.items():
+            self._check_stats(group, stats[name], dead[name])
         for info in await client.admin.info():
             for problem in info.problems:
                 if problem.code == "unaccounted":
                     self.record.wrong(problem.message)
-        self._check_accounts()
 
     async def _find(self, client: qmq.Client) -> None:
         """Find each message that was sent. What has just fallen due may not be found at once."""
@@ -531,18 +554,33 @@ def has_left(row: qmq.GroupInfo) -> bool:
     return bool(row.ready or row.in_flight or row.in_retry or row.delayed)
 
 
-def run(seed: int) -> Counter[str]:
-    """One history, and what happened in it."""
-    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="qmq-public-") as directory:
+@contextmanager
+def patch_waits() -> Iterator[None]:
+    """Within it, times that would make histories long are short."""
+    with pytest.MonkeyPatch.context() as patch:
         for module, constant, value in WAITS:
             patch.setattr(module, constant, value)
+        yield
+
+
+def save_events(history: History) -> None:
+    """Save what happened, if the environment names a file for it."""
+    if name := os.environ.get("PUBLIC_EVENTS"):
+        Path(name).write_text("\n".join(history.record.events))
+
+
+def run(seed: int) -> Counter[str]:
+    """One history, and what happened in it."""
+    with (
+        patch_waits(), pytest.MonkeyPatch.context() as patch,
+        tempfile.TemporaryDirectory(prefix="qmq-public-") as directory,
+    ):  # fmt: skip
         patch.setenv("QMQ_STATE_DIR", str(Path(directory) / "state"))
         history = History(seed, Path(directory))
         try:
             asyncio.run(history.run())
         except BaseException as error:
-            if name := os.environ.get("PUBLIC_EVENTS"):
-                Path(name).write_text("\n".join(history.record.events))
+            save_events(history)
             error.add_note(f"again: python -m tests.sim public {seed}: {history}")
             raise
     return history.count

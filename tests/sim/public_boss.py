@@ -14,6 +14,7 @@ from typing import Any, Final
 import qmq
 from qmq.daemon.main import RunningBroker
 from tests.broker_process import BrokerProcess
+from tests.net.several import Several
 from tests.sim.public_people import Crew
 from tests.sim.public_record import GroupRecord, Record
 
@@ -83,11 +84,12 @@ class Boss:
 
     def __init__(
         self, record: Record, crew: Crew, brokers: Any, chance: Random, names: list[str], most: int, rolls: int, *,
-        keeps_connections: bool = False,
+        keeps_connections: bool = False, clock: Callable[[], datetime] | None = None,
     ) -> None:  # fmt: skip
         """*names* are the groups that may be changed; *most*: how many messages may be taken. Logs are rolled *rolls*
-        times at least.
+        times at least. *clock*: that of a simulated world, where no threads are.
         """
+        self._clock = clock
         self._record = record
         self._crew = crew
         self._brokers = brokers
@@ -140,7 +142,7 @@ class Boss:
         number = self._chance.randrange(len(self._brokers.brokers))
         for group in self._record.groups.values():
             group.is_restarted, group.is_calm = True, False
-        if isinstance(self._brokers, Processes) and self._chance.random() < 0.7:
+        if not isinstance(self._brokers, Several) and self._chance.random() < 0.7:
             self._record.count["killed"] += 1
             await self._brokers.kill(number)
         else:
@@ -149,7 +151,7 @@ class Boss:
 
     async def _change(self, client: qmq.Client, group: GroupRecord, call: str) -> None:
         chance = self._chance
-        if chance.random() < 0.3:
+        if chance.random() < 0.3 and self._clock is None:
             self._record.count["sync admin"] += 1
             sync = qmq.connect_sync(self._brokers.url, wait=30)  # it connects at its first call, in a thread
             try:
@@ -173,7 +175,8 @@ class Boss:
                 # What was removed, and was in retry or in flight only, is gone.
                 group.change(seeks=True, loses=to != "first" or self._removes)
                 group.least_sequence = max(group.least_sequence, to if isinstance(to, int) else 0)
-                at = datetime.now(UTC) if to == "time" else to
+                now = datetime.now(UTC) if self._clock is None else self._clock()
+                at = now if to == "time" else to
                 await admin.seek(group.name, at, clear_retries=chance.random() < 0.5)
                 group.changed(for_good=True)  # a message comes again beside its retry, or its dead letter
                 self._record.count[f"seek to {'a sequence' if to == 3 else to}"] += 1

@@ -264,20 +264,20 @@ class Crew:
     def __init__(self, record: Record) -> None:
         self.record = record
         self.is_over = threading.Event()
-        self._open: set[Any] = set()
+        self._open: dict[Any, None] = {}  # in an order that a seed repeats
         #: Functions that cut the connections of a program, by its name.
         self.cuts: dict[str, Callable[[], object]] = {}
         self._lock = threading.Lock()
 
     def enter(self, consumer: Any) -> None:
         with self._lock:
-            self._open.add(consumer)
+            self._open[consumer] = None
         if self.is_over.is_set():
             consumer.stop()
 
     def leave(self, consumer: Any) -> None:
         with self._lock:
-            self._open.discard(consumer)
+            self._open.pop(consumer, None)
 
     def stop(self) -> None:
         """[loop] Stop all consumers."""
@@ -303,9 +303,11 @@ class Worker:
         is_sync: bool,
         is_calm: bool = False,
         keeps_connections: bool = False,
+        decisions: Sequence[str] = DECISIONS,
     ) -> None:
         """*options* are those of ``subscribe``. *group_of* gives the record by the consumer's id
         and a tick before it subscribed. A calm one acks all."""
+        self._decisions = decisions
         self._ends = tuple(end for end in ENDS if end != "lose" or not keeps_connections)
         self._crew = crew
         self._record = crew.record
@@ -317,6 +319,8 @@ class Worker:
         self._is_sync = is_sync
         self._is_calm = is_calm
         self._acking: list[Hand] = []
+        #: The last one.
+        self.session: Session | None = None
         self._is_shared = str(options.get("consumer")).endswith("-shared")
         self._has_acks = options.get("mode", "reliable") != "at_most_once" and options.get("group") is not None
 
@@ -367,7 +371,7 @@ class Worker:
     async def _one_session(self, client: qmq.Client, way: str, end: str, budget: int) -> None:
         before = self._record.first_try(self._options["group"], self._options.get("consumer"))
         async with client.subscribe(*self._prefixes, **self._options) as consumer:
-            session = Session(self._group_of(consumer.id, before), consumer.id)
+            session = self.session = Session(self._group_of(consumer.id, before), consumer.id)
             self._record.count["group looked at"] += "look" in self._options
             self._crew.enter(consumer)
             try:
@@ -679,7 +683,7 @@ class Worker:
         if self._is_calm:
             decision = self._chance.choice(("ack", "ack awaited", "with")) if self._has_acks else "ack"
         else:
-            decision = self._chance.choice(DECISIONS if self._has_acks else PLAIN)
+            decision = self._chance.choice(self._decisions if self._has_acks else PLAIN)
         self._record.count[f"decision: {decision}"] += 1
         return decision
 

@@ -107,7 +107,7 @@ class _Files:
         os.unlink(path)
 
 
-class _Clock:
+class Clock:
     """``time`` there."""
 
     def __init__(self, world: World) -> None:
@@ -207,7 +207,7 @@ _THREADS: Final = (
 @contextmanager
 def staged(world: World, directory: Path) -> Iterator[None]:
     """The client library runs in that world, and keeps its files there."""
-    files, clock, chance = _Files(world, directory), _Clock(world), _Chance(random.Random(world.chance.getrandbits(32)))
+    files, clock, chance = _Files(world, directory), Clock(world), _Chance(random.Random(world.chance.getrandbits(32)))
     pieces: list[tuple[str, object]] = [
         *((f"{_CLIENT}.{module}.time", clock) for module in _CLOCKS),
         *((f"{_CLIENT}.{module}.os", files) for module in ("failover.spool", "consumer.ack_file")),
