@@ -92,8 +92,10 @@ class Subscriptions:
         name, given = group_of(command), dict(command.settings)
         base = self.groups.get(command.group or "")
         check_mode(command, base.mode if base is not None else None, self.broadcasts)
-        settings_of(ResolvedSettings(), given)
+        settings: ResolvedSettings | None = settings_of(ResolvedSettings(), given)
         known = self.groups.get(name) if name is not None else None
+        if known is not None or not given:
+            settings = None
         asked, command = command.prefixes, self._narrowed(command, known)
         check_followed(command, known, self._limits.max_prefixes)
         default = "new" if command.group is None or command.mode == BROADCAST else "first"
@@ -101,7 +103,8 @@ class Subscriptions:
         group = self._group(name, command.mode)
         filters = []
         for prefix in dict.fromkeys(command.prefixes):
-            subject_filter = group.filters.get(prefix) or self._follow(group, prefix, begin)
+            subject_filter = group.filters.get(prefix) or self._follow(group, prefix, begin, settings)
+            settings = None
             filters.append(subject_filter)
             self._arrivals.watch(subject_filter)
         number = next(self._numbers)
@@ -113,7 +116,7 @@ class Subscriptions:
             subscription.name = command.connection, command.group, command.consumer, command.nonce
             self._by_name[subscription.name] = subscription
         try:
-            self._begin(subscription, command, given if known is None else {})
+            self._begin(subscription, command)
         except QmqError:  # another program has taken the consumer over, or there are too many
             self.leave(subscription)
             raise
@@ -139,8 +142,12 @@ class Subscriptions:
             raise follows_none(group, command.prefixes)
         return command._replace(prefixes=tuple(within))
 
-    def _follow(self, group: Group, prefix: str, begin: GroupStart) -> SubjectFilter:
-        """Have a group follow a prefix, from where it is or was in these subjects, else from *begin* on."""
+    def _follow(
+        self, group: Group, prefix: str, begin: GroupStart, settings: ResolvedSettings | None = None
+    ) -> SubjectFilter:  # fmt: skip
+        """Have a group follow a prefix, from where it is or was in these subjects, else from *begin* on; *settings* are
+        those of a group that is made now.
+        """
         known = group.covering(prefix) or group.left_at(prefix)
         if known is not None:
             row_cursors, positions = known.first_cursors()
@@ -149,7 +156,7 @@ class Subscriptions:
             if self._store.leaving is not None:
                 self.gone_back.append(group)
         subject_filter = group.follow(prefix, begin)
-        self._tracker.follows(group, subject_filter)
+        self._tracker.follows(group, subject_filter, settings)
         group.ticket = self._durable.ticket()
         self._arrivals.watch(subject_filter)
         if self.followed_since is not None:
@@ -181,14 +188,11 @@ class Subscriptions:
         stay = {prefix for prefix in group.filters if takes(prefixes, prefix)}
         check_count(str(group.name), stay.union(prefixes), group, self._limits.max_prefixes)
 
-    def _begin(self, subscription: Subscription, command: Subscribe, settings: dict[str, Any]) -> None:
-        """Set the group's *settings*, and take the consumer into it."""
+    def _begin(self, subscription: Subscription, command: Subscribe) -> None:
+        """Take the consumer into its group."""
         group = subscription.group
         if group.name is None:
             return
-        if settings:
-            ledger = self._tracker.ledger_of(group)
-            ledger.set(settings_of(ledger.settings, settings))
         if group.mode != AT_MOST_ONCE:
             member = subscription.member = self._tracker.join(command, group)
             subscription.epoch = member.epoch

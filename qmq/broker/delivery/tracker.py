@@ -20,6 +20,7 @@ from qmq.broker.groups.member import Member
 from qmq.broker.groups.membership import NOTHING_WAITS, DueRetries, Membership, MessageKind, Offer
 from qmq.broker.groups.message_ranges import MessageParts, WholeRuns, lane_kind_of, parts_of, ranges_of
 from qmq.broker.groups.priorities import NORMAL, rank_of
+from qmq.broker.groups.settings import ResolvedSettings
 from qmq.broker.groups.totals import MessageTotals
 from qmq.broker.journal.record_types import MOST_RANGES_A_RECORD, MessageRange, RecordKind, unflat
 from qmq.broker.ports.commands import DispositionRange, Heartbeat, Now, Pull, Subscribe
@@ -366,24 +367,27 @@ class DeliveryTracker:
         self._next_number = max(self._next_number, number + 1)
         return ledger
 
-    def recreate(self, group: Group, number: int) -> None:
-        """Make the ledger of a group whose record is read at the start."""
-        group.ledger = self._make(number, group.mode)
+    def recreate(self, group: Group, number: int) -> Ledger:
+        """Make and return the ledger of a group whose record is read at the start."""
+        group.ledger = ledger = self._make(number, group.mode)
         self._next_number = max(self._next_number, number + 1)
+        return ledger
 
-    def follows(self, group: Group, subject_filter: SubjectFilter) -> None:
-        """Record that a group follows a prefix."""
-        if group.name is not None:
-            fields = [
-                self.ledger_of(group).number,
-                group.name,
-                group.mode,
-                subject_filter.prefix,
-                subject_filter.ordinal,
-            ]
-            self._store.groups.stage(
-                RecordKind.GROUP, msgpack.packb([*fields, subject_filter.start, subject_filter.positions])
-            )
+    def follows(self, group: Group, subject_filter: SubjectFilter, settings: ResolvedSettings | None = None) -> None:
+        """Record that a group follows a prefix; *settings*: those of a group that is made by it, so that no loss of
+        power leaves it without them.
+        """
+        if group.name is None:
+            return
+        ledger, followed = self.ledger_of(group), subject_filter
+        fields = [
+            ledger.number, group.name, group.mode, followed.prefix, followed.ordinal, followed.start,
+            followed.positions,
+        ]  # fmt: skip
+        if settings is not None:
+            ledger.begin_with(settings)
+            fields.append(list(settings))
+        self._store.groups.stage(RecordKind.GROUP, msgpack.packb(fields))
 
     def unfollows(self, group: Group, ended: Iterable[SubjectFilter]) -> None:
         """Record that a group no longer follows these prefixes."""

@@ -7,7 +7,7 @@ call, are not stored.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import repeat
 from typing import Any, Final
@@ -564,6 +564,12 @@ class Ledger:
     def set(self, settings: ResolvedSettings) -> None:
         """Change the settings."""
         self._do(RecordKind.SETTINGS, list(settings))
+
+    def begin_with(self, settings: Iterable[Any]) -> None:
+        """Take the settings of a new group, which the record that makes it has."""
+        self.version += 1
+        self.changed = True
+        self._apply_settings(*settings)
 
     def _apply_settings(self, *fields: Any) -> None:
         self.settings = self._returning.settings = ResolvedSettings.kept(fields)

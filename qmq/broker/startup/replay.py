@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgpack
@@ -127,16 +128,19 @@ class GroupReplay:
 
     def _replay_group(
         self, number: int, name: str, mode: str, prefix: str, ordinal: int, start: list[Any], positions: list[int],
+        settings: Sequence[Any] = (),
     ) -> None:  # fmt: skip
-        """Apply the record that a group was created, or began to follow a prefix."""
+        """Apply the record that a group was created, maybe with *settings*, or began to follow a prefix."""
         group = self._subscriptions.groups.get(name)
         if group is not None and group.ledger is not None and group.ledger.number != number:
             self._delete(group)  # the record of its deletion is lost
             group = None
         if group is None:
             group = self._subscriptions.add(name, mode)
-            self._tracker.recreate(group, number)
+            ledger = self._tracker.recreate(group, number)
             self._subscriptions.by_ledger[number] = group
+            if settings:
+                ledger.begin_with(settings)
         if prefix not in group.filters:
             subject_filter = group.follow(prefix, self._begin(start, positions), ordinal)
             self._arrivals.watch(subject_filter)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -63,3 +64,28 @@ def test_a_start_at_a_sequence_holds_for_subjects_that_get_other_numbers(
     subscription = driven.do(command)[-1].subscription  # type: ignore[union-attr]
     assert sorted(bodies_of(driven.pull(subscription))) == [b"late 0", b"late 1", b"late 2", b"old 2"]
     driven.close()
+
+
+def test_a_group_is_never_there_without_the_settings_that_it_was_made_with(tmp_path: Path) -> None:
+    """Whatever of its records is on disk when the power fails: the next subscription would not give them again."""
+    driven = Driven(tmp_path / "whole", segment_bytes=1 << 16, max_frame_bytes=4_096)
+    given = (("tags", ("red",)), ("max_attempts", 7))
+    assert driven.do(Subscribe(1, driven.request(), "g", ("a.x", "b."), "c", None, settings=given)) or driven.wanted
+    (log,) = (tmp_path / "whole" / "pulls").glob("*.pulls")
+    written = len(log.read_bytes().rstrip(b"\0"))
+    driven.store.close(clean=False)
+    seen = set()
+    for size in range(0, written + 8, 8):
+        copy = tmp_path / f"copy-{size}"
+        shutil.copytree(tmp_path / "whole", copy)
+        with (copy / "pulls" / log.name).open("r+b") as file:
+            file.truncate(size)
+            file.truncate(log.stat().st_size)
+        again = Driven(copy, segment_bytes=1 << 16, max_frame_bytes=4_096)
+        found = again.broker.groups.get("g")
+        seen.add(found is not None)
+        if found is not None:
+            assert found.ledger is not None
+            assert (found.ledger.settings.tags, found.ledger.settings.max_attempts) == (("red",), 7)
+        again.store.close(clean=False)
+    assert seen == {False, True}

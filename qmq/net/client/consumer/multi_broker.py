@@ -16,10 +16,11 @@ from typing import Final
 
 from qmq.durations import Duration
 from qmq.errors import QmqError, UnknownGroup
+from qmq.format.layout import LANE_ORDERED
 from qmq.format.run import Run
 from qmq.net.client.brokers import Brokers
 from qmq.net.client.consumer.acks import AckSender
-from qmq.net.client.consumer.pull import Puller, release
+from qmq.net.client.consumer.pull import Puller, open_runs, release
 from qmq.net.client.group_settings import DEFAULT_TERMS, SubscriptionTerms
 from qmq.net.client.options import PULL_BYTES, Start, check_pull, make_consumer_id
 
@@ -220,10 +221,13 @@ class MultiBrokerPuller:
                     await self._end(taken, max_count)
                 else:
                     self._slow.add(puller)
-        while not self._is_enough(taken, min_count):
+        while True:
             left = None if deadline is None else deadline - asyncio.get_running_loop().time()
-            if left is not None and left <= 0:
-                break
+            if self._is_enough(taken, min_count) or (left is not None and left <= 0):
+                await self._end(taken, max_count)
+                if not _drop_early_returns(taken) or (left is not None and left <= 0):
+                    break
+                continue
             for puller, most in self._shares(max_count - _count(taken)):
                 self._ask(puller, most, left)
             if self._is_exact and len(self._tasks) < len(self._entered):
@@ -232,7 +236,7 @@ class MultiBrokerPuller:
                 self._next = (self._next + 1) % len(self._pullers)
             else:
                 await self._wait(set(self._tasks), left, taken)
-        await self._end(taken, max_count)
+            _drop_early_returns(taken)
         self._cut(taken, max_count)
 
     async def _end(self, taken: list[Run], max_count: int) -> None:
@@ -364,6 +368,17 @@ def _came_late(puller: Puller, task: asyncio.Task[list[Run]]) -> None:
     """Keep the messages of a pull that was withdrawn and has ended for the next pull."""
     if not task.cancelled() and task.exception() is None:
         puller.put_back(task.result())
+
+
+def _drop_early_returns(taken: list[Run]) -> bool:
+    """Remove the messages that have gone back, while the pull waited, because of an earlier one of their order key;
+    return whether there were any.
+    """
+    if not any(run.lane >= LANE_ORDERED and run.in_flight is not None and run.in_flight.taken_back for run in taken):
+        return False
+    before = _count(taken)
+    taken[:] = open_runs(taken)
+    return _count(taken) < before
 
 
 def _count(runs: Sequence[Run]) -> int:

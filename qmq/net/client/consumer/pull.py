@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Final
@@ -99,18 +99,25 @@ class ReceivedRuns:
 
     def keep_open(self) -> None:
         """Drop the messages with order keys that go back because of an earlier one."""
-        for run in self.take(self.count):
-            if run.lane < LANE_ORDERED or run.in_flight is None or run.in_flight.fenced is not None:
-                self.add((run,))
-                continue
-            first = run.delivery_sequence
-            for start, end in run.in_flight.open_within(first, first + run.count):
-                self.add((run if end - start == run.count else run.slice(start - first, end - first),))
+        self.add(open_runs(self.take(self.count)))
 
     def clear(self) -> None:
         """Drop all runs."""
         self._runs.clear()
         self.count = self._skip = 0
+
+
+def open_runs(runs: Iterable[Run]) -> list[Run]:
+    """Return the runs without the messages with order keys that go back because of an earlier one."""
+    left = list[Run]()
+    for run in runs:
+        if run.lane < LANE_ORDERED or run.in_flight is None or run.in_flight.fenced is not None:
+            left.append(run)
+            continue
+        first = run.delivery_sequence
+        for start, end in run.in_flight.open_within(first, first + run.count):
+            left.append(run if end - start == run.count else run.slice(start - first, end - first))
+    return left
 
 
 def release(runs: Sequence[Run]) -> None:
