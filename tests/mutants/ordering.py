@@ -95,6 +95,14 @@ OF_ORDER: Final = (
         _WAITING + _SCAN,
     ),
     Mutant(
+        "look a slot up from the start of the group on",
+        "_SlotChooser.cursors_of",
+        instead(
+            "self._group.started_in_slots(self._store, numbers, self.cursors.of(numbers))", "self.cursors.of(numbers)"
+        ),
+        _SCAN,
+    ),
+    Mutant(
         "grant a consumer the slot whose message waits longest",
         "_SlotChooser._stretches",
         skip("lengths[own] = ORDER_SLOTS"),
@@ -109,7 +117,7 @@ OF_ORDER: Final = (
     Mutant(
         "pass no rows again that were handed out",
         "OrderedScan._read_on",
-        instead("_have_messages(rows, chooser.cursors)", "True"),
+        instead("chooser.have_messages(rows)", "True"),
         _SCAN,
     ),
     Mutant(

@@ -167,7 +167,7 @@ class OrderedScan:
         is_one_of_several = len(self._kinds) > 1
         if is_one_of_several:
             of_kind = [subject_filter for subject_filter in self._filters if subject_filter.kind == kind]
-            if not len(_with_messages(self._store, of_kind, taker.cursors, _MOST_COUNTED)):
+            if not len(chooser.with_messages(of_kind, _MOST_COUNTED)):
                 return
         chooser.begin(kind if is_one_of_several else None)
         try:
@@ -214,7 +214,7 @@ class OrderedScan:
 
     def _take_forgotten(self, taker: Taker, chooser: _SlotChooser) -> None:
         """Choose from slots whose passed rows were forgotten, or have them read again."""
-        subjects = _with_messages(self._store, self._filters, chooser.cursors)
+        subjects = chooser.with_messages(self._filters)
         slots_of_subjects = self._store.subjects.lanes[subjects] & SLOT_BITS
         slots, are_left = np.fromiter(self._forgotten, np.int64), np.zeros(ORDER_SLOTS, np.bool_)
         are_left[slots_of_subjects] = True
@@ -242,7 +242,7 @@ class OrderedScan:
         """Return which of these slots have a message for the consumer as the next one, as far as that is known."""
         heads = [self._forgotten[slot] for slot in slots.tolist()]
         subjects = np.array([head.subject for head in heads], np.int64)
-        is_done = chooser.cursors.of(subjects) >= np.array([head.end for head in heads], np.uint64)
+        is_done = chooser.cursors_of(subjects) >= np.array([head.end for head in heads], np.uint64)
         is_next = chooser.are_own(subjects)
         if chooser.kind is not None:
             is_next &= np.array([head.kind for head in heads], np.int64) == chooser.kind
@@ -283,9 +283,10 @@ class OrderedScan:
         """Choose all messages of a slot that can be read, from the subjects that have some; return whether none is
         left.
         """
-        cursors, forgotten = chooser.cursors, self._forgotten[slot]
+        forgotten = self._forgotten[slot]
+        starts = dict(zip(subjects, chooser.cursors_of(np.array(subjects)).tolist(), strict=True))
         while True:
-            rows, partitions, more = self._rows_of(subjects, cursors, forgotten.stored_at_us)
+            rows, partitions, more = self._rows_of(starts, forgotten.stored_at_us)
             if not len(rows):
                 return True
             is_left = np.ones(len(rows), np.bool_)
@@ -298,14 +299,15 @@ class OrderedScan:
                 return False
             if taker.full or not more:
                 return not more
+            starts.update(zip(rows["subject"].tolist(), (rows["first_sequence"] + rows["count"]).tolist(), strict=True))
 
-    def _rows_of(self, subjects: list[int], cursors: ChosenCursors, first_us: int) -> tuple[Rows, Numbers, bool]:
-        """Return the next rows of some subjects that were stored from *first_us* on, in the order in which they were
-        stored; their partitions; and whether there are more.
+    def _rows_of(self, starts: dict[int, int], first_us: int) -> tuple[Rows, Numbers, bool]:
+        """Return the next rows of some subjects, in the order in which they were stored; their partitions; and whether
+        there are more. *starts* has the next sequences, 0 for the first that was stored from *first_us* on.
         """
         heads, partitions, limit, more = [_NO_ROWS], [_NO_NUMBERS], np.uint64(2**64 - 1), False
-        for number in subjects:
-            start = cursors.get(number) or self._store.sequence_at_time(number, first_us)
+        for number, sequence in starts.items():
+            start = sequence or self._store.sequence_at_time(number, first_us)
             found = [] if start is None else self._store.subject_rows(number, start, _SLOT_ROWS)
             heads += [rows for _, rows in found]
             partitions += [np.full(len(rows), partition, np.int64) for partition, rows in found]
@@ -341,7 +343,7 @@ class OrderedScan:
             slots = lanes & SLOT_BITS
             if self._forgotten:
                 are_left &= ~self._is_forgotten[slots]
-            are_left &= _have_messages(rows, chooser.cursors)  # some rows are read again
+            are_left &= chooser.have_messages(rows)  # some rows are read again
             index = np.flatnonzero(are_left & chooser.are_open(slots))
             are_left[_take(taker, chooser, rows, partitions, index)] = False
         counts = np.bincount(partitions, minlength=len(self._next_rows)).tolist()
@@ -433,6 +435,7 @@ class _SlotChooser:
         self.cursors = taker.cursors
         self.has_one_partition = len(store.partitions) == 1
         self._store = store
+        self._group = subscription.group
         self._taker = taker
         self._order = order
         self._consumer = subscription.member.number
@@ -453,7 +456,23 @@ class _SlotChooser:
         self._are_others = np.zeros(ORDER_SLOTS, np.bool_)
         self._are_later = np.zeros(ORDER_SLOTS, np.bool_)
         self._filters = [ordered for base in subscription.filters for ordered in base.with_slots()]
-        self._follows_all = len(subscription.filters) == len(subscription.group.filters)
+        self._follows_all = len(subscription.filters) == len(self._group.filters)
+
+    def cursors_of(self, numbers: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
+        """Return the next sequences of subjects, those of the group's start where it has none yet."""
+        return self._group.started_in_slots(self._store, numbers, self.cursors.of(numbers))
+
+    def have_messages(self, rows: Rows) -> npt.NDArray[np.bool_]:
+        """Return which rows have messages that the group did not have before."""
+        have_messages: npt.NDArray[np.bool_] = rows["first_sequence"] + rows["count"] > self.cursors_of(rows["subject"])
+        return have_messages
+
+    def with_messages(self, filters: list[SubjectFilter], most: int | None = None) -> Numbers:
+        """Return the subjects of filters that have messages left; of more than *most*, all."""
+        numbers = np.flatnonzero(_matched(self._store, filters))
+        if most is not None and len(numbers) > most:
+            return numbers
+        return numbers[self._store.subjects.ends[numbers] > self.cursors_of(numbers)]
 
     def are_blocked(self, slots: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
         """Return which slots somebody else holds, a retry, or a message for other consumers."""
@@ -545,7 +564,7 @@ class _SlotChooser:
         if self._part is None:
             self._are_held = self._order.are_held
             self._are_active = self._are_held | self._are_granted
-            numbers = _with_messages(self._store, self._filters, self.cursors, _MOST_COUNTED)
+            numbers = self.with_messages(self._filters, _MOST_COUNTED)
             self._are_active[self._store.subjects.lanes[numbers] & SLOT_BITS] = True
             part = -(-int(np.count_nonzero(self._are_active)) // self._consumers)
             # Whoever asks gets what waits, if only of one slot.
@@ -586,7 +605,7 @@ def _take(taker: Taker, chooser: _SlotChooser, rows: Rows, partitions: Numbers, 
     """Choose from the rows of *index*, all of open slots; return which of them have no messages left."""
     done = index[:0]
     some = rows if len(index) == len(rows) else chosen_of([rows], index)
-    are_left = _have_messages(some, chooser.cursors)
+    are_left = chooser.have_messages(some)
     if not are_left.all():  # a slot is granted for messages only
         done, index, some = index[~are_left], index[are_left], chosen_of([some], np.flatnonzero(are_left))
     are_taken = chooser.may_take(some)
@@ -600,12 +619,6 @@ def _take(taker: Taker, chooser: _SlotChooser, rows: Rows, partitions: Numbers, 
     return np.concatenate((done, index)) if len(done) else index
 
 
-def _have_messages(rows: Rows, cursors: ChosenCursors) -> npt.NDArray[np.bool_]:
-    """Return which rows have messages that the group did not have before."""
-    have_messages: npt.NDArray[np.bool_] = rows["first_sequence"] + rows["count"] > cursors.of(rows["subject"])
-    return have_messages
-
-
 def _matched(store: Store, filters: list[SubjectFilter]) -> npt.NDArray[np.bool_]:
     """Return which subjects the filters take, by subject number."""
     matched = np.zeros(store.subjects.count, np.bool_)
@@ -614,13 +627,3 @@ def _matched(store: Store, filters: list[SubjectFilter]) -> npt.NDArray[np.bool_
         assert matches is not None  # these are some lanes only
         matched |= matches[: len(matched)]
     return matched
-
-
-def _with_messages(
-    store: Store, filters: list[SubjectFilter], cursors: ChosenCursors, most: int | None = None
-) -> Numbers:
-    """Return the subjects of filters that have messages left; of more than *most*, all."""
-    numbers = np.flatnonzero(_matched(store, filters))
-    if most is not None and len(numbers) > most:
-        return numbers
-    return numbers[store.subjects.ends[numbers] > cursors.of(numbers)]

@@ -9,9 +9,12 @@ import numpy as np
 import pytest
 
 from qmq.broker.delivery.order.scan import OrderedScan
+from qmq.broker.groups.message_ranges import Rows
 from qmq.format.build import RunContent
 from qmq.format.layout import LANE_HIGH, LANE_ORDERED, LANE_ORDERED_HIGH, LANE_ORDERED_LOW, ORDER_SLOTS
+from qmq.storage.store import Store
 from tests.broker.delivery.order.test_order import Slots, numbers_of, texts
+from tests.broker.test_admin import ask
 
 
 @pytest.mark.parametrize("clean", [True, False])
@@ -145,4 +148,37 @@ def test_what_another_consumer_has_is_not_passed_again(tmp_path: Path, monkeypat
     scan = driven.broker.groups["g"].scan
     assert isinstance(scan, OrderedScan)
     assert not scan.has_more()
+    driven.close()
+
+
+def test_a_slot_that_is_looked_up_by_its_subjects_begins_where_the_group_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More rows than are looked up in one go lie before the start: they were read again and again."""
+    for name, value in (("MOST_PASSED", 4), ("AGAIN_ROWS", 0), ("_SLOT_ROWS", 2)):
+        monkeypatch.setattr(f"qmq.broker.delivery.order.scan.{name}", value)
+    look_up, looks = Store.subject_rows, list[int]()
+
+    def counted(store: Store, number: int, sequence: int, limit: int) -> list[tuple[int, Rows]]:
+        looks.append(number)
+        assert len(looks) < 100
+        return look_up(store, number, sequence, limit)
+
+    monkeypatch.setattr(Store, "subject_rows", counted)
+    driven = Slots(tmp_path)
+    driven.put("k")
+    consumer = driven.join("c")
+    (first,) = numbers_of(driven.take(consumer))
+    driven.back(consumer, first, delay_us=100_000)
+    for subject in ("a.c", "a.d") * 2:
+        driven.put(*"kkkkkk", subject=subject)
+    ask(driven, "seek_group", group="g", to=["sequence", 10])
+    consumer = driven.join("c")
+    assert texts(driven.take(consumer)) == []
+    driven.advance(200)
+    again = driven.take(consumer)
+    assert texts(again) == ["k 0"]
+    driven.ack(consumer, *numbers_of(again))
+    assert texts(driven.take(consumer)) == ["k 17", "k 18", "k 23", "k 24"]
+    assert 0 < len(looks) < 8, "nothing before the start"
     driven.close()
