@@ -124,6 +124,7 @@ class History:
             **({"retention_bytes": 12 << 10} if self.drops else {}),
         )  # fmt: skip
         self.count = self.record.count
+        self.record.has_several_brokers = len(self.brokers.brokers) > 1
         #: Whether there are programs without asyncio.
         self.has_threads = True
         self.has = {
@@ -460,6 +461,9 @@ class History:
             }  # fmt: skip
             wanted = {"dead": len(letters), "filtered": filtered, "skipped": 0}
             self.count["missed"] += found["skipped"] if group.misses else 0
+            if group.is_restarted and group.mode == "at_most_once":  # part of a block that was skipped at the start
+                least = filtered - found["skipped"]
+                found["filtered"] = filtered if least <= found["filtered"] <= filtered else found["filtered"]
             if group.mode == "at_most_once" or group.misses:
                 found["skipped"] = 0  # what expired, and what came in an answer that maybe did not arrive
             if group.begins or group.is_changed or group.is_loose or len(group.tag_sets) > 1:

@@ -65,6 +65,8 @@ class Sent:
     stored_at: datetime | None = None
     #: It may be stored twice, as its receipt says.
     may_be_twice: bool = False
+    #: It came from two brokers before its receipt said so.
+    is_twice: bool = False
 
     def is_before(self, other: Sent) -> bool:
         """Return whether it is known to lie before another message of its slot."""
@@ -133,6 +135,8 @@ class Session:
     def _took(self, message: Message) -> Hand:
         group, record = self.group, self.group.record
         sent = record.of(message)
+        if record.has_several_brokers and sent.state == "open" and sent.id not in (None, message.id):
+            sent.is_twice = sent.may_be_twice = True
         if sent.sequence is None and sent.id is None:
             sent.id = message.id
         if sent.sequence is None:
@@ -468,6 +472,8 @@ class Record:
         self.wrongs: list[str] = []
         #: What happened, for one who looks for a cause.
         self.events: list[str] = []
+        #: Whether a message without a receipt yet may have gone to two brokers.
+        self.has_several_brokers = False
         #: Functions that are called when something came.
         self.on_came: list[Callable[[], object]] = []
         #: The numbers of messages by their ids, of which one that may be stored twice has two.
@@ -521,10 +527,13 @@ class Record:
                 self.count["duplicate"] += receipt.duplicate
                 if sent.firsts > 1 or (receipt.duplicate and sent.unique is None):
                     self.wrong(f"{sent} with unique text {sent.unique!r} has {sent.firsts} receipts of a first message")
-                if sent.id not in (None, receipt.id) and not receipt.maybe_duplicate:
-                    self.wrong(f"{sent} is {sent.id} and {receipt.id}")
-                if receipt.sequence is not None and sent.sequence not in (None, receipt.sequence):
-                    self.wrong(f"{sent} has the sequence {receipt.sequence} in its receipt")
+                if sent.is_twice and not receipt.maybe_duplicate:
+                    self.wrong(f"{sent} is stored twice, and its receipt does not say so")
+                if not receipt.maybe_duplicate and not sent.may_be_twice:
+                    if sent.id not in (None, receipt.id):
+                        self.wrong(f"{sent} is {sent.id} and {receipt.id}")
+                    if receipt.sequence is not None and sent.sequence not in (None, receipt.sequence):
+                        self.wrong(f"{sent} has the sequence {receipt.sequence} in its receipt")
                 sent.id = receipt.id
                 self.ids[receipt.id] = sent.number
                 if receipt.sequence is not None:

@@ -65,6 +65,7 @@ class Machines:
             Machine(history.world, number + 1, options, limits, settings["checkpoint_ms"] / 1_000)
             for number in range(count)
         ]
+        self._generations = [1] * count
         self.url = "qmq://" + ",".join(f"world:{number + 1}" for number in range(count))
 
     async def start(self, number: int) -> None:
@@ -73,6 +74,11 @@ class Machines:
         while not machine.start(in_peace=self._history.is_calm):
             self._history.count["start interrupted"] += 1
             self._lose(machine)
+        generation = machine.store.groups.generation
+        if generation > self._generations[number]:  # a record was being written, and the start cannot tell when
+            self._generations[number] = generation
+            self._history.count["killed within a record"] += 1
+            self._history.power_lost()
 
     async def stop(self, number: int) -> None:
         await self.kill(number)
@@ -273,7 +279,7 @@ class KilledWorker:
                     break
         process.kill()
         self._record.count["killed: kill -9"] += 1
-        if worker.session is not None and not worker.session.has_left:
+        if worker.session is not None:  # the broker may not have heard all of one that has left
             worker.session.dies()
 
 
