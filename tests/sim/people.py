@@ -51,7 +51,7 @@ class Given(NamedTuple):
     @property
     def is_taken_back(self) -> bool:
         """An earlier one of its order key has a disposition by which both come again."""
-        return self.in_flight.fenced is None and self.holder.sequence in self.in_flight.taken_back
+        return self.holder.sequence in self.in_flight.taken_back
 
 
 class Scene(Protocol):
