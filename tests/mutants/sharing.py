@@ -31,6 +31,12 @@ OF_SHARING: Final = (
         _SHARING,
     ),
     Mutant(
+        "remember which retries a consumer may have",
+        "eligibility:_remember",
+        skip("share.known[messages] = ranges"),
+        _SHARING,
+    ),
+    Mutant(
         "pass over what nobody takes",
         "DeliveryTracker._waits_for",
         never("retries.pass_over(now_us)"),

@@ -112,24 +112,16 @@ class Eligibility:
     ) -> list[ShareRange] | None:  # fmt: skip
         """Return which of the messages are of its subjects, in order; None after enough lookups. Raises NotInMemory."""
         total = messages.total
-        if messages in share.others:
-            return [(total, False)]
         if messages.log < PARTITIONS:
-            ranges = [(total, self._takes_subject(share, messages.log))]
-        else:
+            return [(total, self._takes_subject(share, messages.log))]
+        ranges = share.known.get(messages)
+        if ranges is None:
             prefix = self._group.filter_of(prefix_of(messages)) if prefix_of(messages) else None
             if prefix is not None and takes(share.prefixes, prefix.prefix):
                 return [(total, True)]
-            if lookup.looks >= MOST_LOOKS:
-                return None
-            ranges = self._in_parts(share, lookup.parts(messages), total)
-        start = 0
-        for count, is_taken in ranges:
-            if not is_taken:
-                if len(share.others) >= _REMEMBERED:
-                    share.others.clear()
-                share.others.add(messages.part(start, start + count))
-            start += count
+            if lookup.looks < MOST_LOOKS:
+                ranges = self._in_parts(share, lookup.parts(messages), total)
+                _remember(share, messages, ranges)
         return ranges
 
     def _in_parts(self, share: ConsumerShare, parts: MessageParts, total: int) -> list[ShareRange]:
@@ -189,6 +181,18 @@ class Eligibility:
             return False
         self._before.setdefault(slot, Intervals()).add(place, place + count)
         return True
+
+
+def _remember(share: ConsumerShare, messages: MessageRange, ranges: list[ShareRange]) -> None:
+    """Note which of the messages are for the consumer; also the ranges of others alone, which stay when these are gone."""
+    if len(share.known) >= _REMEMBERED:
+        share.known.clear()
+    share.known[messages] = ranges
+    start = 0
+    for count, is_taken in ranges:
+        if not is_taken:
+            share.known[messages.part(start, start + count)] = [(count, False)]
+        start += count
 
 
 def _joined(ranges: Iterable[ShareRange]) -> list[ShareRange]:

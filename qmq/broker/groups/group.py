@@ -638,7 +638,7 @@ def _filter_positions(store: Store, subject_filter: SubjectFilter, visible: list
 class ConsumerShare:
     """The part of its group's messages that one consumer may have, with what is known of subjects and ranges so far."""
 
-    __slots__ = ("among", "is_all", "others", "prefixes", "subjects")
+    __slots__ = ("among", "is_all", "known", "prefixes", "subjects")
 
     def __init__(self, followed: Collection[str], prefixes: Iterable[str]) -> None:
         """The group follows *followed*, the consumer takes *prefixes* of that."""
@@ -646,7 +646,8 @@ class ConsumerShare:
         self.among = len(followed)  # the share is made anew when the group follows more
         self.is_all = all(takes(self.prefixes, prefix) for prefix in followed)
         self.subjects: dict[int, bool] = {}  # by number: whether the consumer takes the subject
-        self.others = set[MessageRange]()  # ranges without a message for the consumer
+        #: By range, in order: counts of messages, and whether the consumer may have them.
+        self.known = dict[MessageRange, list[tuple[int, bool]]]()
 
 
 class Subscription:

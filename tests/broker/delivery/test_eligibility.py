@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from qmq.broker.delivery.eligibility import eligibility_of
+from qmq.broker.delivery.eligibility import MOST_LOOKS, eligibility_of
 from qmq.broker.delivery.encode import RangeLookup
 from qmq.broker.error_log import error_log
 from qmq.broker.error_log.error_log import Failure
@@ -16,6 +16,7 @@ from qmq.broker.ports.effects import PulledMessages
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.format.copies.for_group import private_batch
 from qmq.net.protocol.types import Disposition
+from tests.broker.delivery.order.slots import Keys, answered, numbers_of, texts
 from tests.broker.harness import Driven
 from tests.broker.test_consuming import Consumer, killed
 from tests.fake_disk import FakeDisk
@@ -209,3 +210,23 @@ def test_pieces_of_one_retry_are_chosen_again(tmp_path: Path) -> None:
         MessageRange(0, 0, 0, 6, 3),
     ]
     driven.store.close(clean=False)
+
+
+def test_retries_of_a_slot_come_though_many_wait_before_the_first_that_may(tmp_path: Path) -> None:
+    """The first of a slot was delayed, so that it is the last one in memory: all before it are looked up, once."""
+    driven = Keys(tmp_path)
+    of_a = driven.join("a", "a.", max_unacked=10_000)
+    of_b = driven.join("b", "b.")
+    driven.put(*["k"] * (MOST_LOOKS + 6))
+    numbers = [number for _ in range(MOST_LOOKS + 6) for number in numbers_of(driven.take(of_a, 1))]
+    driven.back(of_a, numbers[0])  # the others go back with it
+    first = driven.take(of_a, 1)
+    assert texts(first) == ["k 0"]
+    driven.back(of_a, numbers_of(first)[0], delay_us=100_000)
+    driven.advance(200)
+    driven.alive(of_a, of_b)
+    said = driven.wait(of_a, max_count=1)
+    for _ in range(3):
+        said += driven.do()
+    assert answered(said) == {of_a.connection: ["k 0"]}
+    driven.close()
