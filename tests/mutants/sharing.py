@@ -37,6 +37,12 @@ OF_SHARING: Final = (
         _SHARING,
     ),
     Mutant(
+        "hand out no more retries than an answer has room and look-ups for",
+        "Redelivery.redeliver",
+        skip("taken = _first_of(taken, fits)"),
+        _SHARING,
+    ),
+    Mutant(
         "pass over what nobody takes",
         "DeliveryTracker._waits_for",
         never("retries.pass_over(now_us)"),

@@ -184,7 +184,7 @@ class Eligibility:
 
 
 def _remember(share: ConsumerShare, messages: MessageRange, ranges: list[ShareRange]) -> None:
-    """Note which of the messages are for the consumer; also the ranges of others alone, which stay when these are gone."""
+    """Note which of the messages are for the consumer, and the ranges of others, which stay when those are gone."""
     if len(share.known) >= _REMEMBERED:
         share.known.clear()
     share.known[messages] = ranges

@@ -11,7 +11,7 @@ from qmq.broker.delivery.eligibility import eligibility_of
 from qmq.broker.delivery.encode import AnswerEncoder, RangeLookup, answer_bytes, piece_bytes
 from qmq.broker.delivery.filters import EXPIRED, FILTERED, MessageFilter
 from qmq.broker.delivery.order.places import ordered_runs
-from qmq.broker.error_log.error_log import MOST_TAKEN, Retries, Split, TakenRetry
+from qmq.broker.error_log.error_log import MOST_TAKEN, Retries, Split, TakenRetry, taken_of
 from qmq.broker.groups.group import Group, Subscription
 from qmq.broker.groups.group_state import Ledger
 from qmq.broker.groups.in_flight import InFlight
@@ -85,9 +85,7 @@ class Redelivery:
             return None
         fits, size = self._fitting(lookup, taken, max_bytes)
         if not is_quarantined and fits < sum(one.total for one in taken):
-            if eligibility is not None:
-                eligibility.begin()
-            taken = retries.choose(fits, split)
+            taken = _first_of(taken, fits)
         ledger.was_again = True
         self.by_rank = [0] * RANKS
         for one in taken:
@@ -276,6 +274,18 @@ class Redelivery:
         ledger.hand_back(
             member, [DispositionRange(sequence, sequence + 1, disposition, _READ_AGAIN_US, reason)], now_us
         )
+
+
+def _first_of(taken: list[TakenRetry], most: int) -> list[TakenRetry]:
+    """Return the first *most* of the taken messages."""
+    first = list[TakenRetry]()
+    for several in taken:
+        if not most:
+            break
+        count = min(several.total, most)
+        first.append(taken_of(several.retry, count))
+        most -= count
+    return first
 
 
 class _Wanted(NamedTuple):

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from qmq.broker.delivery.eligibility import MOST_LOOKS, eligibility_of
+from qmq.broker.delivery import eligibility
+from qmq.broker.delivery.eligibility import _REMEMBERED, MOST_LOOKS, eligibility_of
 from qmq.broker.delivery.encode import RangeLookup
 from qmq.broker.error_log import error_log
 from qmq.broker.error_log.error_log import Failure
@@ -229,4 +230,22 @@ def test_retries_of_a_slot_come_though_many_wait_before_the_first_that_may(tmp_p
     for _ in range(3):
         said += driven.do()
     assert answered(said) == {of_a.connection: ["k 0"]}
+    driven.close()
+
+
+@pytest.mark.parametrize("remembered", [_REMEMBERED, 1])
+def test_what_fits_of_many_retries_is_handed_out_whatever_is_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, remembered: int
+) -> None:
+    monkeypatch.setattr(eligibility, "_REMEMBERED", remembered)
+    driven = Keys(tmp_path)
+    everything = driven.join("all", "", max_unacked=10_000)
+    of_a = driven.join("a", "a.")
+    for number in range(MOST_LOOKS + 16):
+        driven.do(driven.send_command({"a.s": [b"a%d" % number], "b.s": [b"b%d" % number]}))
+        assert len(numbers_of(driven.take(everything, 2))) == 2
+    driven.leave(everything)
+    driven.advance(0)
+    command = driven.pull_command(of_a.subscription, connection=of_a.connection)
+    assert answered(driven.do(command)) == {of_a.connection: ["a0"]}, "its look-ups are spent"
     driven.close()
