@@ -104,6 +104,12 @@ OF_RESENDS: Final = (
         _RETENTION,
     ),
     Mutant(
+        "remember what was taken of parts of a retry that are not loaded yet",
+        "Retries._enqueue",
+        skip("self._taken[retry.number] = others"),
+        ("tests/broker/error_log/test_error_log.py",),
+    ),
+    Mutant(
         "see retries that are put back during a walk",
         "Retries.pass_over",
         skip("watch.passed.extend(passed)"),

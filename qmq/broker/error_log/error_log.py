@@ -185,7 +185,8 @@ class Retries:
         self._due: deque[RetryItem] = deque()
         self._quarantined: deque[RetryItem] = deque()
         self._next_number = 1
-        #: By number: messages that records say were taken of retries not loaded yet.
+        #: By number: messages that records say were taken of retries not loaded yet. Several parts of one may lie in the
+        #: schedule, where ``pass_over`` has put them back.
         self._taken: dict[int, list[MessageRange]] = {}
         #: Numbers of retries in the schedule that others replace.
         self._void = Intervals()
@@ -265,6 +266,8 @@ class Retries:
     def _enqueue(self, retry: RetryItem) -> None:
         queue = self._quarantined if retry.quarantined else self._due
         taken = self._taken.pop(retry.number, None)
+        if taken is not None and (others := [part for part in taken if not part.overlaps(retry.messages)]):
+            self._taken[retry.number] = others  # they are of other parts of it, which are in the schedule
         for watch in self._watches:
             watch.left.add(retry.number)
         if retry.number in self._void:

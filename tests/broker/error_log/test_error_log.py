@@ -93,3 +93,26 @@ def test_retries_that_are_put_back_during_a_walk_are_seen(tmp_path: Path) -> Non
     )
     assert all(retries.has(retry, walk) for retry in walk.passed)
     retries.end_look(walk)
+
+
+def test_parts_of_a_retry_that_were_put_back_are_taken_though_they_are_not_loaded(tmp_path: Path) -> None:
+    """The middle of a retry was taken and both ends were put back; then a start replays that the ends were taken."""
+    disk, failure = FakeDisk(), Failure("broke", 1, 0, 10, 10)
+    retries = Retries(Schedule(disk, tmp_path, b"store1", RETRY_DTYPE, []))
+    number = retries.add(MESSAGES, 2, 0, False, failure)
+    retries.take([(number, InFlightRange(MESSAGES.part(10, 20), 2, 0))])
+    for first in range(LOADED_ITEMS + 3):
+        retries.add(MESSAGES._replace(first=first), 2, 0, False, failure)
+    assert not retries.pass_over(20)
+    assert retries.pass_over(20 + PASSED_AFTER_US)
+    ends = [(number, InFlightRange(MESSAGES.part(start, end), 2, 0)) for start, end in ((0, 10), (20, 40))]
+    started = Retries(Schedule(disk, tmp_path, b"store1", RETRY_DTYPE, []))
+    started.restore(retries.packed())
+    started.take(ends)
+    came = list[RetryItem]()
+    while started.load(10_000_000_000):
+        came += started.waiting()
+        started.take([(retry.number, InFlightRange(retry.messages, 2, 0)) for retry in started.waiting()])
+    assert len(came) == LOADED_ITEMS + 3
+    assert number not in {retry.number for retry in came}
+    assert started.count == 0
