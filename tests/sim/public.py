@@ -124,6 +124,7 @@ class History:
             **({"retention_bytes": 12 << 10} if self.drops else {}),
         )  # fmt: skip
         self.count = self.record.count
+        self.record.retains = self.retains
         self.record.has_several_brokers = len(self.brokers.brokers) > 1
         #: Whether there are programs without asyncio.
         self.has_threads = True

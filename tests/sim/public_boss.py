@@ -84,10 +84,10 @@ class Boss:
 
     def __init__(
         self, record: Record, crew: Crew, brokers: Any, chance: Random, names: list[str], most: int, rolls: int, *,
-        keeps_connections: bool = False, clock: Callable[[], datetime] | None = None,
+        keeps_connections: bool = False, clock: Callable[[], datetime] | None = None, restarts: int = 0,
     ) -> None:  # fmt: skip
         """*names* are the groups that may be changed; *most*: how many messages may be taken. Logs are rolled *rolls*
-        times at least. *clock*: that of a simulated world, where no threads are.
+        times at least, and brokers end *restarts* times. *clock*: that of a simulated world, where no threads are.
         """
         self._clock = clock
         self._record = record
@@ -97,7 +97,7 @@ class Boss:
         self._names = names
         self._removes = rolls > 0
         calls, count = CALLS if names else CALLS[len(GROUP_CALLS) :], chance.choice((0, 1, 3, 5))
-        several = [*("roll" for _ in range(rolls)), *(chance.choice(calls) for _ in range(count))]
+        several = [*["roll"] * rolls, *["restart"] * restarts, *(chance.choice(calls) for _ in range(count))]
         self._plan = sorted((chance.randrange(most + 1), call) for call in several)
         if keeps_connections:
             self._plan = [(at, call) for at, call in self._plan if call not in ("lose", "restart")]

@@ -366,6 +366,8 @@ class GroupRecord:
                 continue
             if sent.may_be_twice or sent.begun < self.begins:
                 continue
+            if self.record.retains and sent.begun < self.entered:  # it had gone, maybe, before somebody followed it
+                continue
             self.record.count["order of a slot is checked"] += 1
             self.record.count["order over subjects is checked"] += sent.subject != hand.sent.subject
             hands = self.hands[sent.number]
@@ -472,6 +474,8 @@ class Record:
         self.wrongs: list[str] = []
         #: What happened, for one who looks for a cause.
         self.events: list[str] = []
+        #: Whether retention removes what no group follows.
+        self.retains = False
         #: Whether a message without a receipt yet may have gone to two brokers.
         self.has_several_brokers = False
         #: Functions that are called when something came.

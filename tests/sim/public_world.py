@@ -32,11 +32,13 @@ from tests.sim.wires import End, connected
 from tests.sim.world import START_US, Process, World
 
 SESSION_TIMEOUT_MS: Final = 4_000
+#: Seconds for which a consumer is stopped.
+_STOPPED_S: Final = 4.5
 #: How many of the histories have brokers that lose power, and connections that fail.
 _POWER_SHARE: Final = 0.3
 _FAULTY_SHARE: Final = 0.5
 #: How many of the frames that a program writes are lost, and what becomes of these.
-_FRAME_FAULTS: Final = (("frame lost", 0.004), ("frame torn", 0.004), ("answer lost", 0.004))
+_FRAME_FAULTS: Final = (("frame lost", 0.008), ("frame torn", 0.008), ("answer lost", 0.01), ("frame doubled", 0.008))
 #: Seconds for which a broker is away; no session ends meanwhile.
 _AWAY_S: Final = (0.001, 0.05, 0.3)
 #: Seconds after which a broker dies that was to die within an operation.
@@ -119,17 +121,20 @@ class WorldHistory(History):
         self.is_calm = False
         self._clients: list[Client] = []
         super().__init__(seed, directory)
-        self.has_threads = self.stops = False
+        self.has_threads = False
         chance = self._own_chance("faults")
-        self.loses_power = chance.random() < _POWER_SHARE and not self.killed
-        #: Connections fail where nobody is given up for it.
-        self.has_faults = chance.random() < _FAULTY_SHARE and not self.killed
+        self.loses_power = chance.random() < _POWER_SHARE
+        self.has_faults = chance.random() < _FAULTY_SHARE
         if self.loses_power:
             self.options["durability"] = "flush"
-        for plan in self.groups:
-            if plan.is_loose:
-                continue
-            plan.settings.setdefault("reconnect_timeout", 3)
+        for plan in self.groups:  # where nobody is to be given up, nobody is out of touch for so long
+            if plan.name in self.killed or not plan.is_loose:
+                plan.settings["reconnect_timeout"] = 2
+
+    @property
+    def keeps_connections(self) -> bool:
+        """Nobody is given up for a lost connection: here it takes no time to wait until those that were killed are."""
+        return False
 
     def _made_brokers(self, count: int, **settings: Any) -> Any:
         return Machines(self, count, settings)
@@ -208,7 +213,8 @@ class WorldHistory(History):
         def clock() -> datetime:
             return datetime.fromtimestamp(0, UTC) + timedelta(microseconds=START_US + int(self.world.now * 1e6))
 
-        return super()._boss(crew, names, most, clock=clock, **more)
+        restarts = self._own_chance("restarts").choice((0, 1, 3))
+        return super()._boss(crew, names, most, clock=clock, restarts=restarts, **more)
 
     async def _run_boss(self, boss: Boss) -> None:
         process = self._client("boss", super()._run_boss(boss))
@@ -227,7 +233,7 @@ class WorldHistory(History):
         decisions = [decision for decision in DECISIONS if decision not in _NOT_KILLED_AT]
         return Worker(
             crew, name, plan.prefixes, options, lambda consumer, before: self.record.groups[plan.name], chance,
-            is_sync=False, keeps_connections=True, decisions=decisions,
+            is_sync=False, decisions=decisions,
         )  # fmt: skip
 
     # --- checks ------------------------------------------------------------------------------------------------------
@@ -277,6 +283,10 @@ class KilledWorker:
                 self.entered.set()
                 if len(worker.session.hands) >= most:
                     break
+        if history.stops and chance.random() < 0.5:
+            self._record.count["killed: SIGSTOP"] += 1
+            process.paused_until = history.world.now + _STOPPED_S
+            await asyncio.sleep(_STOPPED_S + chance.choice((0, 0.01, 0.1)))
         process.kill()
         self._record.count["killed: kill -9"] += 1
         if worker.session is not None:  # the broker may not have heard all of one that has left
