@@ -164,6 +164,24 @@ def test_what_is_forgotten_at_once_is_served_a_little_at_a_time(tmp_path: Path, 
     driven.close()
 
 
+@pytest.mark.parametrize("prefix", ["a.", "a.x"])
+def test_what_is_forgotten_at_once_is_no_more_than_the_pull_asked_for(tmp_path: Path, prefix: str) -> None:
+    driven, disk, bodies = cold(tmp_path)
+    subscription = driven.subscribe(prefix)
+    said = driven.do(driven.pull_command(subscription, max_bytes=2 * len(BODY), timeout_ms=1_000))
+    for _ in range(4):
+        driven.run_reads()
+        disk.forget()
+        driven.finish_reads()
+        said += driven.effects()
+    (answer,) = messages_of(said)
+    assert bodies_of(runs_of_answer(answer)) == bodies[:1]
+    assert answer.size <= 2 * len(BODY)
+    driven.auto_read = True
+    assert [run.body(0) for run in drain(driven, subscription)] == bodies[1:]
+    driven.close()
+
+
 # --- rows ------------------------------------------------------------------------------------------------------------
 
 

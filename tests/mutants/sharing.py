@@ -87,6 +87,12 @@ OF_SHARING: Final = (
         _COLD,
     ),
     Mutant(
+        "answer with no more than the pull asked for where everybody waits for the read",
+        "PullServer._serve_blocking",
+        instead("min(offer.max_bytes, _WAITED_BYTES)", "_WAITED_BYTES"),
+        _COLD,
+    ),
+    Mutant(
         "read beside the loop what is to be cancelled",
         "DelayReads.batch",
         never("self._is_looking_up"),

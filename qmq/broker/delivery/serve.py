@@ -246,7 +246,8 @@ class PullServer:
         """
         subscription = waiting.subscription
         with blocking_reads(self._store):
-            selection = self._selector.choose(subscription, offer._replace(max_bytes=_WAITED_BYTES), 1)
+            limited = offer._replace(max_bytes=min(offer.max_bytes, _WAITED_BYTES))
+            selection = self._selector.choose(subscription, limited, 1)
             if not selection.count:
                 self._selector.pass_over(subscription, selection)
             if selection.awaits_sync and not selection.count:

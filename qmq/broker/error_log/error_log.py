@@ -185,8 +185,8 @@ class Retries:
         self._due: deque[RetryItem] = deque()
         self._quarantined: deque[RetryItem] = deque()
         self._next_number = 1
-        #: By number: messages that records say were taken of retries not loaded yet. Several parts of one may lie in the
-        #: schedule, where ``pass_over`` has put them back.
+        #: By number: messages that records say were taken of retries not loaded yet. Several parts of one may lie in
+        #: the schedule, where ``pass_over`` has put them back.
         self._taken: dict[int, list[MessageRange]] = {}
         #: Numbers of retries in the schedule that others replace.
         self._void = Intervals()
