@@ -13,6 +13,7 @@ from qmq.broker.ports.commands import Administer, Subscribe, Unsubscribe
 from qmq.broker.ports.effects import PulledMessages, Refused, Subscribed
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.errors import InvalidName, InvalidOption, UnknownGroup
+from qmq.format.layout import LANE_HIGH, LANE_NORMAL, LANE_ORDERED
 from qmq.net.protocol.types import Disposition
 from tests.broker.harness import Driven, bodies_of, runs_of_answer
 from tests.broker.retention.test_retention import HOUR_MS, driven_in, numbers, settle
@@ -198,6 +199,42 @@ def test_less_goes_on_where_the_group_is_and_more_begins_at_the_first_message(tm
     everything = Consumer(driven, "d", "", connection=2, asks="look")
     assert sorted(everything.pull()) == [b"a2", b"a4", b"b1", b"b3", b"b5"]
     assert group_row(driven)["follows"] == ["a.x", "b."]
+    driven.close()
+
+
+@STOPS
+@pytest.mark.parametrize("lane", [LANE_NORMAL, LANE_HIGH, LANE_ORDERED | 7])
+@pytest.mark.parametrize("by_time", [False, True])
+@pytest.mark.parametrize("asks_first", [0, 1])
+@pytest.mark.parametrize("narrow", ["a.x", "a."])
+def test_what_lies_within_more_begins_at_the_first_message_too(
+    tmp_path: Path, stop: Any, lane: int, by_time: bool, asks_first: int, narrow: str
+) -> None:
+    """Whichever prefix brings a message, the cursor is the group's: what waits before it would be passed."""
+    driven = Driven(tmp_path, BrokerLimits(session_timeout_ms=SESSION_TIMEOUT_MS))
+    for number in range(4):
+        driven.advance(10)
+        driven.do(driven.send_command({"a.x": [b"%d" % number]}, lane=lane))
+    start = ("time", driven.now.wall_us - 15_000) if by_time else ("sequence", 2)
+    consumers = [Consumer(driven, "c", narrow, start=start)]
+    assert group_row(driven)["ready"] == 2
+    consumers.append(Consumer(driven, "d", "", connection=2))
+    stopped(driven, stop, *consumers)
+    assert group_row(driven)["ready"] == 4
+    assert consumers[asks_first].pull(3) == [b"0", b"1", b"2"]
+    assert consumers[asks_first].ack() == 0
+    assert consumers[1 - asks_first].pull() == [b"3"]
+    assert group_row(driven)["ready"] == 0
+    driven.close()
+
+
+def test_who_waits_is_given_what_more_begins_with(tmp_path: Path) -> None:
+    driven = filled(tmp_path)
+    consumer = Consumer(driven, "c", "a.", start=("time", 1 << 60))
+    waits = driven.pull_command(consumer.subscription, timeout_ms=60_000)
+    assert driven.do(waits) == []
+    said = driven.do(Subscribe(2, driven.request(), "g", ("",), "d", None)) + driven.do()
+    assert consumer.take([one for one in said if isinstance(one, PulledMessages)]) == [b"a0", b"a2", b"a4"]
     driven.close()
 
 

@@ -18,6 +18,12 @@ FOLLOWING: Final = (
         _FOLLOWS,
     ),
     Mutant(
+        "begin alike with all prefixes of a group that take a subject",
+        "Group.follow",
+        skip("self._begin_alike(subject_filter)"),
+        _FOLLOWS,
+    ),
+    Mutant(
         "keep over a start what a group follows no more",
         "Subscriptions.set_follows",
         skip("self._tracker.unfollows(group, ended)"),

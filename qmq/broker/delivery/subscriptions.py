@@ -20,6 +20,7 @@ from qmq.broker.groups.group import (
     check_count,
     check_followed,
     follows_none,
+    is_exact,
     resolve_start,
 )
 from qmq.broker.groups.member import Member
@@ -153,8 +154,8 @@ class Subscriptions:
             row_cursors, positions = known.first_cursors()
             firsts = [part.consumer_log.first_row for part in self._store.partitions]
             begin = GroupStart(known.start, list(map(max, row_cursors, firsts)), positions)
-            if self._store.leaving is not None:
-                self.gone_back.append(group)
+        if self._store.leaving is not None and (known is not None or not is_exact(prefix)):
+            self.gone_back.append(group)  # with a new prefix, the filters within it
         subject_filter = group.follow(prefix, begin)
         self._tracker.follows(group, subject_filter, settings)
         group.ticket = self._durable.ticket()

@@ -377,8 +377,22 @@ class Group:
             # A start skips these blocks even so.
             subject_filter.reserved, subject_filter.recorded = before.reserved, before.recorded
         self.filters[prefix] = self._by_ordinal[ordinal] = subject_filter
+        self._begin_alike(subject_filter)
         self.dirty, self.scan = True, None
         return subject_filter
+
+    def _begin_alike(self, wide: SubjectFilter) -> None:
+        """Have the filters within one that begins at the first message begin there as well: the first message that any
+        of them hands out moves the group's cursor, so an earlier start of another one would be passed.
+        """
+        if wide.start.kind != "first" or is_exact(wide.prefix):
+            return
+        for base in self.filters.values():
+            if base.start.kind != "first" and takes((wide.prefix,), base.prefix):
+                for narrow in base.with_lanes():
+                    narrow.start, narrow.passed = wide.start, 0
+                    narrow.row_cursors[:] = map(min, narrow.row_cursors, wide.row_cursors)
+                    narrow.positions[:] = map(min, narrow.positions, wide.positions)
 
     def unfollow(self, prefixes: Iterable[str]) -> list[SubjectFilter]:
         """Stop to follow these prefixes. Ranges of messages that name one of them keep their meaning."""

@@ -255,6 +255,24 @@ def test_what_a_group_follows_again_too_late_is_counted_as_missed(tmp_path: Path
     driven.close()
 
 
+def test_what_begins_earlier_with_a_wider_prefix_is_counted_as_missed(tmp_path: Path) -> None:
+    driven = old(tmp_path)
+    Consumer(driven, "c", "b.0", group="g", start=("sequence", COUNT))
+    driven.broker.set_retention(0, HOUR_MS, 0, needs_archive=False)
+    driven.checkpoint()
+    driven.advance(HOUR_MS)
+    looking = driven.broker._retention
+    while looking._dropping is None or not looking._dropping.is_ready:
+        driven.advance(1)
+    (following,) = driven.broker.groups["g"].filters.values()
+    follow(driven, "b.", "b.0")
+    assert following.start.kind == "first"
+    gone = settle(driven)
+    left = taken(driven)
+    assert sum(dropped.skipped["g"] for dropped in gone if dropped.skipped) == COUNT // 2 - len(left) > 0
+    driven.close()
+
+
 @STOPS
 def test_a_subject_that_gets_another_lane_loses_nothing_of_what_stayed(
     tmp_path: Path, stop: Callable[[Driven], None]
