@@ -419,6 +419,12 @@ OF_ORDER: Final = (
         _BLOCKED,
     ),
     Mutant(
+        "count no message as blocked that lies before the start of a group",
+        "blocked:_blocked",
+        instead("group.started_in_slots(store, numbers, group.cursors.of(numbers))", "group.cursors.of(numbers)"),
+        _BLOCKED,
+    ),
+    Mutant(
         "know after a start which slots hold messages up",
         "current_order",
         skip("ledger.order.renew()"),

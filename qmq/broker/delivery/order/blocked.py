@@ -167,7 +167,7 @@ def _blocked(store: Store, group: Group) -> _Blocked | None:
     numbers = np.flatnonzero(followed)
     slots = (subjects.lanes[numbers] & SLOT_BITS).astype(np.int64)
     numbers, slots = numbers[are_held[slots]], slots[are_held[slots]]
-    cursors = group.cursors.of(numbers).astype(np.int64)
+    cursors = group.started_in_slots(store, numbers, group.cursors.of(numbers)).astype(np.int64)
     waiting = subjects.ends[numbers].astype(np.int64) - cursors
     is_left = (waiting > 0) & ((cursors > 0) | ~may_be_before[numbers])
     numbers, slots, waiting = numbers[is_left], slots[is_left], waiting[is_left]

@@ -17,6 +17,7 @@ from qmq.format.ids import MessageId
 from qmq.format.layout import LANE_ORDERED
 from qmq.net.protocol.types import Disposition
 from tests.broker.delivery.order.test_order import Slots, numbers_of, texts
+from tests.broker.test_admin import ask
 from tests.fake_disk import FakeDisk
 
 SECOND_US = 1_000_000
@@ -199,6 +200,22 @@ def test_the_longest_blocked_come_first_and_not_more_than_some(tmp_path: Path) -
     assert len(rows) == MOST_BLOCKED
     assert times == sorted(times)
     assert [row["order_key"] for row in rows] == keys[:MOST_BLOCKED]
+    driven.close()
+
+
+@pytest.mark.parametrize("prefixes", [("a.",), ("a.b", "a.c")])
+def test_what_lies_before_the_start_of_a_group_does_not_wait(tmp_path: Path, prefixes: tuple[str, ...]) -> None:
+    driven = Keys(tmp_path)
+    consumer = driven.join("c", *prefixes)
+    driven.put("k")
+    driven.put("k", "k", "k", subject="a.c")
+    (first,) = numbers_of(driven.take(consumer, 1))
+    driven.back(consumer, first, delay_us=SECOND_US)
+    ask(driven, "seek_group", group="g", to=["sequence", 2])
+    assert texts(driven.take(driven.join("c", *prefixes))) == []
+    assert counts(driven.store, driven.broker.groups["g"]) == (1, 1, 1)
+    driven.put("k", "k")
+    assert driven.blocked("k")["waiting"] == 2, "the last of each subject"
     driven.close()
 
 
