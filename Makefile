@@ -87,6 +87,7 @@ sim: env  ## run random histories (power loss, bad disks, consumers), batches, f
 	@$(BIN)/python -m tests.sim modes $$((RANDOM * 32768)) $$(( $(or $(ROUNDS),10) * 200 ))
 	@$(BIN)/python -m tests.sim law $$((RANDOM * 32768)) $$(( $(or $(ROUNDS),10) * 1000 ))
 	@$(BIN)/python -m tests.sim public $$((RANDOM * 32768)) $$(( $(or $(ROUNDS),10) * 100 ))
+	@$(BIN)/python -m tests.sim world $$((RANDOM * 32768)) $$(( $(or $(ROUNDS),10) * 200 ))
 	@$(BIN)/python -m tests.sim narrowing $$((RANDOM * 32768)) $$(( $(or $(ROUNDS),10) * 200 ))
 	@$(BIN)/python -m tests.sim brokers $$((RANDOM * 32768)) $$(( $(or $(ROUNDS),10) * 20 ))
 	@scripts/with-seeds $(or $(ROUNDS),10) tests/broker tests/storage tests/sim tests/format tests/net tests/test_names.py

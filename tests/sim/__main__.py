@@ -26,7 +26,8 @@ if kind in MANY and numbers:
     count = int(numbers[1]) if len(numbers) > 1 else 1
     counts = count_many(MANY[kind], int(numbers[0]), count)
     print(told(counts))
-    if kind == "public" and count >= 200 and (unused := public.unused(counts)):
+    features = {"public": public.FEATURES, "world": public_world.WORLD_FEATURES}.get(kind, ())
+    if count >= (200 if kind == "public" else 1_000) and (unused := public.unused(counts, features)):
         sys.exit(f"no history had {', '.join(unused)}")
 elif kind in KINDS and len(numbers) == 1:
     print(summary(run(kind, int(numbers[0]))))

@@ -12,7 +12,7 @@ import os
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -591,6 +591,6 @@ def run(seed: int) -> Counter[str]:
     return history.count
 
 
-def unused(counts: Counter[str]) -> list[str]:
+def unused(counts: Counter[str], features: Sequence[str] = FEATURES) -> list[str]:
     """Return the features that no history has had."""
-    return sorted({name for name in FEATURES if not counts[name]})
+    return sorted({name for name in features if not counts[name]})

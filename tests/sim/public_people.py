@@ -98,8 +98,8 @@ class Sender:
             self._record.note(f"cancel {sent}")
             is_cancelled = await client.cancel(receipt.id)
             self._record.note(f"cancel {sent}: {is_cancelled}")
-            if is_cancelled:
-                sent.state = "cancelled"
+            if is_cancelled:  # of one that is stored twice, the other one may still come
+                sent.state = "unknown" if sent.may_be_twice else "cancelled"
                 self._record.count["cancelled"] += 1
 
     async def _many(self, client: qmq.Client, messages: list[Sent]) -> None:
@@ -319,8 +319,9 @@ class Worker:
         self._is_sync = is_sync
         self._is_calm = is_calm
         self._acking: list[Hand] = []
-        #: The last one.
+        #: The last one, and how it takes messages.
         self.session: Session | None = None
+        self.way = ""
         self._is_shared = str(options.get("consumer")).endswith("-shared")
         self._has_acks = options.get("mode", "reliable") != "at_most_once" and options.get("group") is not None
 
@@ -360,7 +361,7 @@ class Worker:
         return isinstance(error, Broken) or (isinstance(error, qmq.Fenced) and self._is_shared)
 
     def _draw(self, ways: Sequence[str]) -> tuple[str, str, int]:
-        way = self._chance.choice(ways)
+        way = self.way = self._chance.choice(ways)
         end = "stop" if self._is_calm else self._chance.choice(self._ends)
         self._record.count[way] += 1
         self._record.count[f"end: {end}"] += 1

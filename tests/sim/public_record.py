@@ -448,7 +448,7 @@ class GroupRecord:
         is_free = dead or self.may_expire(sent) or self.is_changed or self.is_loose
         if hands and hands[-1].state in (OPEN, BACK, LOST) and not is_free:
             yield "it was given back, and has not come again"
-        if dead and not self.is_changed and not self.is_loose:
+        if dead and not (self.is_changed or self.is_loose or sent.may_be_twice):
             last = hands[-1] if hands else None
             count["expired"] += reason.startswith("expired")
             if last is None or last.state in (BACK, LOST, MAYBE_LOST) or last.attempt < self.max_attempts:

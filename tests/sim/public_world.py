@@ -23,7 +23,7 @@ from qmq.broker.ports.limits import BrokerLimits
 from qmq.storage.store import StoreOptions
 from tests.sim import public_record
 from tests.sim.machine import Machine
-from tests.sim.public import MAX_FRAME_BYTES, MAX_MESSAGE_BYTES, GroupPlan, History, patch_waits, save_events
+from tests.sim.public import FEATURES, MAX_FRAME_BYTES, MAX_MESSAGE_BYTES, GroupPlan, History, patch_waits, save_events
 from tests.sim.public_boss import Boss
 from tests.sim.public_people import DECISIONS, Crew, Worker
 from tests.sim.public_record import Record
@@ -47,6 +47,13 @@ _DIES_WITHIN_S: Final = 0.03
 _MOST_S: Final = 1_000
 #: What a consumer that is killed does not do: nobody knows whether the broker has heard of it.
 _NOT_KILLED_AT: Final = ("reject", "release", "release later", "not yet", "retry", "timeout")
+
+
+#: What some histories of many must have had.
+WORLD_FEATURES: Final = (
+    *(name for name in FEATURES if "sync" not in name), "start interrupted", "killed within a record",
+    "killed within an operation", "power lost", *(name for name, _ in _FRAME_FAULTS),
+)  # fmt: skip
 
 
 class Machines:
@@ -120,6 +127,7 @@ class WorldHistory(History):
         self.world.connect = self._connect
         self.is_calm = False
         self._clients: list[Client] = []
+        self._first_bases = set[int]()
         super().__init__(seed, directory)
         self.has_threads = False
         chance = self._own_chance("faults")
@@ -159,8 +167,9 @@ class WorldHistory(History):
             raise AssertionError("\n".join(self.record.wrongs[:8]))
 
     async def _whole(self) -> None:
-        for number in range(len(self.brokers.brokers)):
+        for number, machine in enumerate(self.brokers.brokers):
             await self.brokers.start(number)
+            self._first_bases |= {part.message_log.spans()[0].base for part in machine.store.partitions}
         await self._live()
         self.is_calm = True
         await self._drain()
@@ -243,6 +252,9 @@ class WorldHistory(History):
 
     async def _check_reports(self, client: qmq.Client, dead: dict[str, int]) -> None:
         """No process answers these here."""
+        parts = [part for machine in self.brokers.brokers for part in machine.store.partitions]
+        firsts = {part.message_log.spans()[0].base for part in parts}
+        self.count["segments removed"] += len(firsts - self._first_bases)
 
 
 class KilledWorker:
@@ -289,6 +301,7 @@ class KilledWorker:
             await asyncio.sleep(_STOPPED_S + chance.choice((0, 0.01, 0.1)))
         process.kill()
         self._record.count["killed: kill -9"] += 1
+        self._record.count[f"killed: {worker.way.partition(' ')[0]}"] += 1
         if worker.session is not None:  # the broker may not have heard all of one that has left
             worker.session.dies()
 

@@ -40,6 +40,7 @@ class End(asyncio.Transport):
         self._waiting: list[bytes | None] = []  # what came while it was paused; None: the end
         self._arrives_at = 0.0  # what was written last
         self._is_silent = False  # what is written goes nowhere
+        self._is_unheard = False  # not even that its process is gone
         process.at_end.append(self.die)
 
     # --- for protocols -----------------------------------------------------------------------------------------------
@@ -87,6 +88,7 @@ class End(asyncio.Transport):
                 self._over()
             case "gone silent":
                 self._is_silent = self.peer._is_silent = True
+                self._is_unheard = self.peer._is_unheard = True
             case _:
                 self._send(content)
 
@@ -154,8 +156,12 @@ class End(asyncio.Transport):
             self.process.call_soon(self.protocol.connection_lost, None)
 
     def die(self) -> None:
-        """Its process is killed: the other one hears of it behind what was written before."""
+        """Its process is killed: the other one hears of it behind what was written before. Where it has heard nothing
+        more of this one for a fault, it hears that the connection is gone.
+        """
         self.is_over = True
+        if self._is_silent and not (self._is_unheard or self.peer.process.is_killed):
+            self.peer.process.call_soon(self.peer.cut)
         self._send(None)
 
 
