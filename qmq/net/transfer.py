@@ -17,6 +17,21 @@ _ACKED: Final = struct.Struct("=120xQ")
 _NOT_SENT: Final = struct.Struct("=144xI")
 
 
+#: Options of TCP and their values: an idle connection is asked after 60 s; one whose other side acknowledges nothing
+#: for 120 s (in ms), be it bytes or such a question, has ended.
+_OPTIONS: Final = (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 6), ("TCP_USER_TIMEOUT", 120_000))
+
+
+def end_when_gone(sock: socket.socket | None) -> None:
+    """Have the system end a TCP connection within two minutes after the machine of the other side is gone."""
+    if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in _OPTIONS:
+        if hasattr(socket, option):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+
+
 class Transfer:
     """Watches the bytes of one connection in both directions, by the counts that its owner has, and by the system's."""
 

@@ -31,7 +31,7 @@ from qmq.net.client.in_thread import in_thread
 from qmq.net.protocol import frames
 from qmq.net.protocol.frames import FRAME, FRAME_SIZE, Frame, FrameKind, made
 from qmq.net.protocol.messages import EMPTY_HEAD, MessagesHead, decode_head
-from qmq.net.transfer import Transfer
+from qmq.net.transfer import Transfer, end_when_gone
 
 log = logging.getLogger("qmq.client")
 
@@ -426,6 +426,7 @@ class BrokerConnection(asyncio.BufferedProtocol):
         sock = transport.get_extra_info("socket")
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            end_when_gone(sock)
         transport.set_write_buffer_limits(WRITE_HIGH_BYTES, WRITE_LOW_BYTES)
 
     def connection_lost(self, exc: Exception | None) -> None:

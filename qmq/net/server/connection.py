@@ -16,7 +16,7 @@ from qmq.net.server.login.logins import Login
 from qmq.net.server.options import internal_error
 from qmq.net.server.receive_buffer import RECEIVE_BUFFER_BYTES, PartialFrame, ReceiveBuffer
 from qmq.net.server.write_queue import PIECE_BYTES, Buffer, UnsentBytes
-from qmq.net.transfer import Transfer
+from qmq.net.transfer import Transfer, end_when_gone
 
 log = logging.getLogger("qmq.server")
 
@@ -173,7 +173,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         peer = self._transport.get_extra_info("peername")
         self.peer = shown_peer(peer)
         self.address = _packed_peer(peer)
-        _keep_alive(self._transport)
+        end_when_gone(self._transport.get_extra_info("socket"))
         try:
             self._hub.admit(self)
         except QmqError as error:
@@ -452,14 +452,3 @@ def _packed_peer(peer: object) -> tuple[bytes, int]:
         return socket.inet_pton(socket.AF_INET6 if ":" in host else socket.AF_INET, host.partition("%")[0]), port
     except OSError:
         return NO_ADDRESS
-
-
-def _keep_alive(transport: asyncio.Transport) -> None:
-    """Have the system detect within two minutes that the client's machine is gone."""
-    sock = transport.get_extra_info("socket")
-    if sock is None:
-        return
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 6)):
-        if hasattr(socket, option):
-            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
