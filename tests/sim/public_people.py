@@ -98,8 +98,8 @@ class Sender:
             self._record.note(f"cancel {sent}")
             is_cancelled = await client.cancel(receipt.id)
             self._record.note(f"cancel {sent}: {is_cancelled}")
-            if is_cancelled:  # of one that is stored twice, the other one may still come
-                sent.state = "unknown" if sent.may_be_twice else "cancelled"
+            if is_cancelled:
+                sent.state = "cancelled"
                 self._record.count["cancelled"] += 1
 
     async def _many(self, client: qmq.Client, messages: list[Sent]) -> None:

@@ -318,7 +318,7 @@ class GroupRecord:
             yield f"it has none of the tags {self.tag_sets}"
         if sent.stored is not None and sent.stored < self.subscribed and sent.delay is None:
             yield "it was stored before the group began"
-        if sent.state == "cancelled":
+        if sent.state == "cancelled" and not sent.may_be_twice:
             yield "it was cancelled"
         if before and self.mode in ("at_most_once", "solo"):
             if not sent.may_be_twice:
@@ -575,7 +575,7 @@ class Record:
             most = 2 if sent.may_be_twice else 1
             least = 1 if sent.state == "stored" and not may_be_gone else 0
             if sent.state == "cancelled":
-                most = 0
+                most -= 1
             if not least <= copies[sent.number] <= most:
                 self.wrong(f"{sent} is {sent.state}, and {copies[sent.number]} of it are stored")
             if sent.state == "unknown" and copies[sent.number]:
