@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from qmq.broker.delivery.redeliver import MOST_LOOKS
+from qmq.broker.delivery.eligibility import MOST_LOOKS
 from qmq.broker.error_log.error_log import Failure
 from qmq.broker.groups.message_ranges import PARTITIONS
 from qmq.broker.journal.record_types import MessageRange

@@ -23,8 +23,9 @@ record. A start moves them by that record again. So a cursor passes nothing with
 
 **It is cheap**, because a choice goes by runs and not by messages, reads no bytes of messages unless tags or expiries
 count, and finds the next row by a cursor that it keeps: of a prefix one row number for each partition, however many
-subjects it takes; of a subject its next sequence. The newest few rows are looked at one by one, more as columns. A
-batch that comes while one pull waits for it goes there without a choice (``qmq/broker/short_way.py``).
+subjects it takes; of a subject its next sequence. The newest few rows are looked at one by one, and so are rows of
+large batches; others are handled as columns. A batch that comes while one pull waits for it goes there without a choice
+(``qmq/broker/short_way.py``).
 
 **Nothing waits for the disk.** Where rows or batches are not in memory, the choice ends with the read that it needs
 (``read_waits.py``), and the pull chooses anew once a thread has read. A pull that finds too little waits in

@@ -23,7 +23,7 @@ from qmq.intervals import Intervals
 from qmq.names import takes
 from qmq.storage.store import NotInMemory, Store
 
-#: Ranges that are looked up in one go, of about 50 us each.
+#: Ranges that are looked up in one go (about 50 us each), since everybody waits meanwhile.
 MOST_LOOKS: Final = 64
 #: Ranges and subjects whose eligibility is remembered.
 _REMEMBERED: Final = 8_192
@@ -57,8 +57,8 @@ def _share_of(subscription: Subscription) -> ConsumerShare | None:
 
 
 class Eligibility:
-    """Decides which retries of a group one of its consumers may have: those of its own subjects, and of a slot those
-    before which none waits and of which nobody else has messages in flight.
+    """Decides which retries of a group one consumer may have. A retry must be of its subjects, and in its slot nothing
+    earlier may wait and nobody else may have messages.
     """
 
     def __init__(

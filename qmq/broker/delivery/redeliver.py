@@ -7,7 +7,7 @@ from functools import partial
 from itertools import islice
 from typing import Final, NamedTuple
 
-from qmq.broker.delivery.eligibility import eligibility_of
+from qmq.broker.delivery.eligibility import MOST_LOOKS, eligibility_of
 from qmq.broker.delivery.encode import AnswerEncoder, RangeLookup, answer_bytes, piece_bytes
 from qmq.broker.delivery.filters import EXPIRED, FILTERED, MessageFilter
 from qmq.broker.delivery.order.places import ordered_runs
@@ -33,8 +33,6 @@ from qmq.storage.store import Store
 MOST_RANGES: Final = 1_000
 #: Retries of one answer.
 MOST_AGAIN: Final = 4_096
-#: Ranges that are looked up for one answer (about 50 us each), since everybody waits meanwhile.
-MOST_LOOKS: Final = 64
 #: The reason of dead letters whose subject the group no longer follows.
 NOT_FOLLOWED: Final = "its subject is not followed any more"
 #: The reason of messages that are filtered when they were to come again.
@@ -331,7 +329,7 @@ class PullAnswer:
 
 
 def _of_rank(retries: Retries, rank: int, split: Split | None) -> Split:
-    """Return what selects of the retries of one rank as *split* does (None: all), and none of other ranks."""
+    """Return a split that allows what *split* does (None: all) of the retries of one rank, and nothing of others."""
 
     def selected(messages: MessageRange) -> list[tuple[int, bool]] | None:
         if retries.rank(messages) != rank:

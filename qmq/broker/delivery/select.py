@@ -58,7 +58,7 @@ _NO_TIME: Final = Now(0, 0)
 class PullSelection:
     """The messages chosen for one pull of a group. Nothing changes before ``apply``."""
 
-    # What most pulls leave as it is here stands in the class: making a selection costs little then.
+    # Defaults are class attributes, since most pulls do not change them: that makes a selection cheap.
     #: Messages that the pull gets.
     count = 0
     #: Messages that the cursors have passed: those of ``parts``, filtered and skipped ones.
@@ -187,12 +187,7 @@ class PullSelection:
         if self._cold is not None:
             partition, self._cold = self._cold, None
             mine = np.flatnonzero(np.broadcast_to(partitions, len(rows)) == partition)
-            left = chosen_of([rows], mine[mine >= taken])
-            positions, sizes = left["position"].astype(np.int64), left["batch_size"].astype(np.int64)
-            page_cache = self._store.partitions[partition].page_cache
-            first = page_cache.count(positions, sizes)
-            first = 0 if first == len(left) else first
-            self.wanted = page_cache.read(positions[first:], sizes[first:], onward=False)
+            self.wanted = self._read_from(partition, chosen_of([rows], mine[mine >= taken]), onward=False)
         return taken
 
     @property
@@ -221,21 +216,26 @@ class PullSelection:
     def _read_on(self, subject_filter: SubjectFilter, partition: int) -> ColdRead:
         """Return the read of the run at which the choice stopped, and of what the next pulls will want behind it."""
         store = self._store
-        part = store.partitions[partition]
         if subject_filter.exact:
             number = subject_filter.subject(store)
             assert number is not None
             parts = store.subject_rows(number, self.cursors.get(number), AHEAD_ROWS)
             rows = next(rows for where, rows in parts if where == partition)
         else:
-            rows = part.consumer_log.rows(self.row_cursors(subject_filter)[partition], CHUNK_ROWS)
+            log = store.partitions[partition].consumer_log
+            rows = log.rows(self.row_cursors(subject_filter)[partition], CHUNK_ROWS)
             matches = subject_filter.matches(store)
             index = None if matches is None else np.flatnonzero(matches[rows["subject"]])
             rows, _, _ = self._unhandled(subject_filter, rows, index)
+        return self._read_from(partition, rows, onward=not subject_filter.exact)
+
+    def _read_from(self, partition: int, rows: Rows, *, onward: bool) -> ColdRead:
+        """Return the read of the first of these rows whose batch is not in memory, and of those behind it."""
+        page_cache = self._store.partitions[partition].page_cache
         positions, sizes = rows["position"].astype(np.int64), rows["batch_size"].astype(np.int64)
-        first = part.page_cache.count(positions, sizes)
+        first = page_cache.count(positions, sizes)
         first = 0 if first == len(rows) else first
-        return part.page_cache.read(positions[first:], sizes[first:], onward=not subject_filter.exact)
+        return page_cache.read(positions[first:], sizes[first:], onward=onward)
 
     def taken(self) -> list[tuple[SubjectFilter, list[RunPart | WholeRuns]]]:
         """Return the choice by filter, without filters that have nothing in it."""

@@ -39,13 +39,13 @@ class TooFew(NamedTuple):
 
 _NONE_READY: Final = TooFew(0)
 _BLOCKED: Final = TooFew(0, is_blocked=True)
-#: The messages of the redelivery no longer exist; there may be others.
+#: No retry could be handed out now: its messages are gone, or are not for this consumer. The caller tries again.
 _PASSED: Final = TooFew(0)
-#: How often one pull passes over redeliveries that no longer exist, within one turn.
+#: How often one pull tries again within one turn.
 _MOST_PASSED: Final = 16
-#: Globals, since looking up a member of an enum is slow.
 #: The kinds of lanes with low priority.
 _LOW_KINDS: Final = (LANE_LOW, LANE_ORDERED_LOW)
+#: Globals, since looking up a member of an enum is slow.
 _FRESH: Final = MessageKind.FRESH
 _AGAIN: Final = MessageKind.AGAIN
 #: The most bytes of an answer that is read while everybody waits.

@@ -1,8 +1,8 @@
 """The state of a group's messages, and the changes of it, which follow the table in message_life.py.
 
-Each change is a record of the pull log. A method stages the record and applies it; a start applies the records that it
-reads, by the same ``_apply_...`` methods. Times are wall-clock microseconds; monotonic times, such as a consumer's last
-call, are not stored.
+Each change is a record of the pull log. A method stages a record and applies the change (an ack the other way round);
+a start applies the records that it reads, by the same ``_apply_...`` methods. Times are wall-clock microseconds;
+monotonic times, such as a consumer's last call, are not stored.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What becomes of messages that come back from a consumer: retries, dead letters, or neither."""
+"""Decides what becomes of messages that come back from a consumer: retries, dead letters, or neither."""
 
 from __future__ import annotations
 

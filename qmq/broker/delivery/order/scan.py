@@ -142,6 +142,7 @@ class OrderedScan:
         for subject_filter in self._filters:
             subject_filter.row_cursors[:] = map(max, subject_filter.row_cursors, self._cursors)
         self._cursors = self._lowest()
+        self._chooser = None  # it is of this pull alone
 
     def _lowest(self) -> list[int]:
         return list(map(min, zip(*(subject_filter.row_cursors for subject_filter in self._filters), strict=True)))
@@ -497,9 +498,7 @@ class _SlotChooser:
         self._are_others[:] = self._are_later[:] = False
 
     def may_take(self, rows: Rows) -> npt.NDArray[np.bool_]:
-        """Return which rows of open slots that have messages left the consumer gets, asked in the order in which they
-        were stored.
-        """
+        """Return which rows the consumer gets. All are of open slots and have messages left; ask in stored order."""
         slots = rows["lane"] & SLOT_BITS
         if self.kind is None and self._follows_all:
             return self.may_have(slots)
@@ -542,7 +541,7 @@ class _SlotChooser:
         return allowed
 
     def took(self, rows: Rows, taken: int) -> None:
-        """Note that the consumer gets messages of the slots of *rows*, up to number *taken*, and maybe some of that."""
+        """Note that the pull has chosen the first *taken* rows, and maybe a part of the next one."""
         if self._consumers > 1:
             if taken < len(rows) and self.cursors.get(int(rows["subject"][taken])) > int(rows["first_sequence"][taken]):
                 taken += 1
@@ -551,8 +550,8 @@ class _SlotChooser:
             self._are_granted[new] = self._are_taken[new] = True
 
     def give_back(self) -> bool:
-        """Let slots be granted in the place of those of which the consumer gets nothing; return whether there are
-        any.
+        """Take back the slots that were granted and gave no message, so that others can be granted; return whether
+        there were any.
         """
         unused = self._are_granted & ~self._are_taken
         self._are_granted[unused] = self._are_active[unused] = False
@@ -560,7 +559,9 @@ class _SlotChooser:
         return bool(unused.any())
 
     def _room(self) -> int:
-        """Return how many more slots the consumer may have: its part of those with messages for it, without its own."""
+        """Return how many more slots the consumer may be granted: its equal part of all active slots, less those that
+        it holds or was granted.
+        """
         if self._part is None:
             self._are_held = self._order.are_held
             self._are_active = self._are_held | self._are_granted
@@ -572,10 +573,10 @@ class _SlotChooser:
         return self._part - int(np.count_nonzero(self._are_granted))
 
     def _stretches(self, slots: npt.NDArray[Any], room: int) -> Numbers:
-        """Return so many free slots, the first of *slots* among them, as few stretches between those that others hold.
+        """Choose *room* free slots for the consumer: the first of *slots*, then the longest runs of free slots side by
+        side.
 
-        A batch has its runs by slot, so a consumer's messages lie side by side then, and few ranges name them. Beside
-        the stretch of the first slot these are the longest ones.
+        A batch has its runs by slot, so a consumer's messages lie side by side then, and few ranges name them.
         """
         self._are_active[slots] = True
         active = np.flatnonzero(self._are_active)
