@@ -110,6 +110,12 @@ OF_RESENDS: Final = (
         ("tests/broker/error_log/test_error_log.py",),
     ),
     Mutant(
+        "put a retry back into the schedule as one item",
+        "Retries.pass_over",
+        instead("self._joined(passed)", "passed"),
+        ("tests/broker/error_log/test_error_log.py",),
+    ),
+    Mutant(
         "see retries that are put back during a walk",
         "Retries.pass_over",
         skip("watch.passed.extend(passed)"),

@@ -185,8 +185,8 @@ class Retries:
         self._due: deque[RetryItem] = deque()
         self._quarantined: deque[RetryItem] = deque()
         self._next_number = 1
-        #: By number: messages that records say were taken of retries not loaded yet. Several parts of one may lie in
-        #: the schedule, where ``pass_over`` has put them back.
+        #: By number: messages that were taken of retries not loaded yet. Older programs have put parts of one into the
+        #: schedule as several items.
         self._taken: dict[int, list[MessageRange]] = {}
         #: Numbers of retries in the schedule that others replace.
         self._void = Intervals()
@@ -447,10 +447,29 @@ class Retries:
             watch.left.difference_update(retry.number for retry in passed)
         self._due.clear()
         self._quarantined.clear()
-        self._schedule.push(packed(passed))
+        self._schedule.push(packed(self._joined(passed)))
         self.load(now_us)
         self._is_new = False  # no pull took any of them
         return True
+
+    def _joined(self, parts: list[RetryItem]) -> list[RetryItem]:
+        """Return the parts of each retry as one item, and note as taken what is between them: so a number in the
+        schedule stands for one item, and what replaces that replaces all of it.
+        """
+        by_number = dict[int, list[RetryItem]]()
+        for part in parts:
+            by_number.setdefault(part.number, []).append(part)
+        items = list[RetryItem]()
+        for number, several in by_number.items():
+            item = several[0]
+            if len(several) > 1:
+                ranges = [part.messages for part in several]
+                start, end = min(one.skip for one in ranges), max(one.skip + one.total for one in ranges)
+                messages = ranges[0]._replace(skip=start, total=end - start)
+                item = item._replace(messages=messages)
+                self._taken.setdefault(number, []).extend(rest_of(messages, ranges))
+            items.append(item)
+        return items
 
     def is_more_due(self, now_us: int) -> bool:
         """Return whether retries of the schedule are due."""

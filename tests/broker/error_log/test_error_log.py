@@ -95,24 +95,47 @@ def test_retries_that_are_put_back_during_a_walk_are_seen(tmp_path: Path) -> Non
     retries.end_look(walk)
 
 
-def test_parts_of_a_retry_that_were_put_back_are_taken_though_they_are_not_loaded(tmp_path: Path) -> None:
-    """The middle of a retry was taken and both ends were put back; then a start replays that the ends were taken."""
+def test_parts_of_a_retry_that_lie_apart_are_taken_though_they_are_not_loaded(tmp_path: Path) -> None:
+    """Older programs have put the ends of a retry back as two items; then a start replays that the ends were taken."""
+    schedule, failure = Schedule(FakeDisk(), tmp_path, b"store1", RETRY_DTYPE, []), Failure("broke", 1, 0, 10, 10)
+    retries = Retries(schedule)
+    number = retries.add(MESSAGES, 2, 0, False, failure)
+    (retry,) = retries.waiting()
+    retries.take([(number, InFlightRange(MESSAGES, 2, 0))])
+    ends = [MESSAGES.part(0, 10), MESSAGES.part(20, 40)]
+    schedule.push(packed([retry._replace(messages=messages) for messages in ends]))
+    retries.take([(number, InFlightRange(messages, 2, 0)) for messages in ends])
+    assert not retries.load(1_000)
+    assert len(schedule) == 0
+
+
+def test_a_retry_whose_middle_was_taken_is_put_back_as_one_item(tmp_path: Path) -> None:
+    """What replaces an item of the schedule, such as copies, replaces all that has its number."""
     disk, failure = FakeDisk(), Failure("broke", 1, 0, 10, 10)
     retries = Retries(Schedule(disk, tmp_path, b"store1", RETRY_DTYPE, []))
     number = retries.add(MESSAGES, 2, 0, False, failure)
-    retries.take([(number, InFlightRange(MESSAGES.part(10, 20), 2, 0))])
+    middle = InFlightRange(MESSAGES.part(10, 20), 2, 0)
+    retries.take([(number, middle)])
     for first in range(LOADED_ITEMS + 3):
         retries.add(MESSAGES._replace(first=first), 2, 0, False, failure)
+    ends = [retry for retry in retries.waiting() if retry.number == number]
+    assert [len(ids_of(retry.messages)) for retry in ends] == [10, 20]
+    walk = retries.look()
     assert not retries.pass_over(20)
     assert retries.pass_over(20 + PASSED_AFTER_US)
-    ends = [(number, InFlightRange(MESSAGES.part(start, end), 2, 0)) for start, end in ((0, 10), (20, 40))]
+    (item,) = [retry for items in retries.scheduled() for retry in unpacked(items) if retry.number == number]
+    left = retries.left_of(item)
+    assert [retry.messages for retry in left] == [retry.messages for retry in ends]
+    assert [retries.has(retry, walk) for retry in (*walk.passed[:2], item)] == [True, True, False]
+    assert retries.counted_in_files() == retries.count
     started = Retries(Schedule(disk, tmp_path, b"store1", RETRY_DTYPE, []))
     started.restore(retries.packed())
-    started.take(ends)
-    came = list[RetryItem]()
+    for retry in left:
+        started.replace(retry, [retry.messages._replace(first=2_000)], whole=retry == item)
+    came = list[MessageRange]()
     while started.load(10_000_000_000):
-        came += started.waiting()
+        came += [retry.messages for retry in started.waiting()]
         started.take([(retry.number, InFlightRange(retry.messages, 2, 0)) for retry in started.waiting()])
-    assert len(came) == LOADED_ITEMS + 3
-    assert number not in {retry.number for retry in came}
+    assert [messages.total for messages in came if messages.first == 2_000] == [10, 20]
+    assert len(came) == LOADED_ITEMS + 3 + 2
     assert started.count == 0
