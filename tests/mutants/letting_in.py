@@ -61,8 +61,8 @@ OF_RIGHTS: Final = (
     ),
     Mutant(
         "rights: cancel only what may be sent",
-        "DelayedMessages.cancel",
-        never("not takes(rights.produce, found[1])"),
+        "DelayedMessages._may_cancel",
+        always("rights is None or takes(rights.produce, subject)"),
         _ACCESS,
     ),
     Mutant(
