@@ -557,7 +557,8 @@ class Worker:
             case "reject":
                 await message.reject("it was taken back")
             case "release":
-                await message.release()
+                with suppress(qmq.Fenced):  # the broker has given up the consumer since
+                    await message.release()
             case "with":
                 async with message:
                     pass
@@ -583,7 +584,8 @@ class Worker:
             case "reject":
                 message.reject("it was taken back")
             case "release":
-                message.release(wait=True)
+                with suppress(qmq.Fenced):  # the broker has given up the consumer since
+                    message.release(wait=True)
             case "with":
                 with message:
                     pass
