@@ -6,13 +6,14 @@ import asyncio
 import os
 import sys
 import threading
+from _thread import allocate_lock
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
-from qmq.errors import ConnectionLost
+from qmq.errors import ConnectionLost, UsageError
 from qmq.format.build import MessageHeader
 from qmq.net.client.brokers import Brokers
 from qmq.net.client.client import Client, make_parts
@@ -25,6 +26,59 @@ T = TypeVar("T")
 _Queued = tuple[str, bytes, MessageHeader, bool, str | None]
 
 
+class _Closed(UsageError):
+    """The thread of the client has ended."""
+
+
+class _Call(Generic[T]):
+    """A coroutine that the loop runs for another thread, which waits at the gate until it has ended.
+
+    A plain lock as the gate: a future of concurrent.futures takes four times as long to make, to set and to wait for.
+    """
+
+    __slots__ = ("_coroutine", "_task", "gate", "loop")
+
+    def __init__(self, coroutine: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.gate = allocate_lock()
+        self.gate.acquire()
+        self._coroutine = coroutine
+        self._task: asyncio.Task[T] | None = None
+
+    def begin(self) -> None:
+        """[loop] Run the coroutine."""
+        self._task = task = self.loop.create_task(self._coroutine)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[T]) -> None:
+        self.gate.release()
+
+    def give_up(self, undo: Callable[[T], object] | None) -> None:
+        """[loop] Cancel the coroutine, as nobody waits for it; call *undo* with its result if it ends with one."""
+        task = self._task
+        assert task is not None
+        task.cancel()
+        task.add_done_callback(partial(_undo, undo))
+
+    def close(self) -> None:
+        """[thread of the loop] End the wait, as the loop has ended before the coroutine."""
+        if self._task is None:
+            self._coroutine.close()
+        if self._task is None or not self._task.done():
+            self.gate.release()
+
+    def result(self) -> T:
+        """Return the result of a coroutine that has ended. Raises its error."""
+        if self._task is None or not self._task.done() or self._task.cancelled():
+            raise ConnectionLost("the client was closed by another thread during this call")
+        return self._task.result()
+
+
+def _undo(undo: Callable[[T], object] | None, task: asyncio.Task[T]) -> None:
+    if not task.cancelled() and task.exception() is None and undo is not None:
+        undo(task.result())
+
+
 class ClientThread:
     """A thread with an event loop, and a connected client in it. A fork does not copy it: each process has its own."""
 
@@ -32,12 +86,13 @@ class ClientThread:
         self.pid = os.getpid()
         self.parts = make_parts(options)
         self.client = Client(self.parts)
-        self._loop = asyncio.new_event_loop()
+        self._loop = _new_loop()
+        self._calls = set[_Call[Any]]()  # those that wait
         self._lock = threading.Lock()
         self._ticket = 0
         self._queued: list[_Queued] = []  # messages of send_nowait that the loop has not taken
         self._queued_bytes = 0
-        self._thread = threading.Thread(target=_run, args=(self._loop,), name="qmq-client", daemon=True)
+        self._thread = threading.Thread(target=_run, args=(self._loop, self._calls), name="qmq-client", daemon=True)
         self._thread.start()
         try:
             self.run(self.client.__aenter__(), lambda _: self.parts.brokers.close(ConnectionLost("given up")))
@@ -54,26 +109,22 @@ class ClientThread:
         """Run a coroutine in the loop and return its result; an interrupt cancels it. If it has ended just then, *undo*
         is called in the loop with its result, which would be lost otherwise.
         """
-        results: list[T] = []
-
-        async def noted() -> T:
-            result = await coroutine
-            results.append(result)
-            return result
-
-        def undone() -> None:
-            assert undo is not None
-            for result in results:
-                undo(result)
-
-        future = asyncio.run_coroutine_threadsafe(coroutine if undo is None else noted(), self._loop)
+        call = _Call(coroutine, self._loop)
+        self._calls.add(call)
         try:
-            return future.result()
+            self._loop.call_soon_threadsafe(call.begin)
+        except RuntimeError:  # the loop is closed
+            self._calls.discard(call)
+            coroutine.close()
+            raise _Closed("the client is closed; call connect_sync for another") from None
+        try:
+            call.gate.acquire()
         except BaseException:
-            future.cancel()
-            if undo is not None:
-                self._loop.call_soon_threadsafe(undone)  # after the cancellation, so the coroutine has ended
+            self._loop.call_soon_threadsafe(call.give_up, undo)
             raise
+        finally:
+            self._calls.discard(call)
+        return call.result()
 
     def call(self, function: Callable[[], object]) -> None:
         """Call *function* in the loop, and wait until it has returned; do nothing once the client is closed."""
@@ -84,7 +135,7 @@ class ClientThread:
         async def called() -> None:
             function()
 
-        with suppress(RuntimeError):
+        with suppress(_Closed):
             self.run(called())
 
     def call_soon(self, function: Callable[[], object]) -> None:
@@ -141,13 +192,24 @@ class ClientThread:
         self._thread.join()
 
 
-def _run(loop: asyncio.AbstractEventLoop) -> None:
+def _new_loop() -> asyncio.AbstractEventLoop:
+    """Return a loop of uvloop, where it is installed: nobody else uses this loop."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
+
+
+def _run(loop: asyncio.AbstractEventLoop, calls: set[_Call[Any]]) -> None:
     """Run the loop until it is stopped, then end its tasks; in this thread no interrupt comes in between."""
     try:
         loop.run_forever()
         loop.run_until_complete(_end_tasks())
     finally:
         loop.close()
+        for call in list(calls):  # they came too late
+            call.close()
 
 
 def _leave(loop: asyncio.AbstractEventLoop, brokers: Brokers) -> None:
