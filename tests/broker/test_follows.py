@@ -228,6 +228,19 @@ def test_what_lies_within_more_begins_at_the_first_message_too(
     driven.close()
 
 
+def test_accounts_heed_that_what_lies_within_more_begins_earlier(tmp_path: Path) -> None:
+    driven = Driven(tmp_path)
+    for number in range(4):
+        driven.send("a.x", b"%d" % number)
+    consumer = Consumer(driven, "c", "a.x", start=("sequence", 2))
+    assert consumer.pull(1) == [b"2"]
+    Consumer(driven, "d", "", connection=2)
+    driven.checkpoint()  # compares them
+    assert consumer.pull() == [b"3"]
+    driven.checkpoint()
+    driven.close()
+
+
 def test_who_waits_is_given_what_more_begins_with(tmp_path: Path) -> None:
     driven = filled(tmp_path)
     consumer = Consumer(driven, "c", "a.", start=("time", 1 << 60))

@@ -389,6 +389,7 @@ class Group:
             return
         for base in self.filters.values():
             if base.start.kind != "first" and takes((wide.prefix,), base.prefix):
+                self.compare_anew()  # it may have passed a subject from its own start on
                 for narrow in base.with_lanes():
                     narrow.start, narrow.passed = wide.start, 0
                     narrow.row_cursors[:] = map(min, narrow.row_cursors, wide.row_cursors)
