@@ -93,6 +93,12 @@ OF_RETENTION: Final = (
         _LEAVING,
     ),
     Mutant(
+        "carry forward what a group has given out of a segment that was ready to go",
+        "Retention._go_on",
+        skip("dropping.carry_forward.look_again(gone_back)"),
+        _LEAVING,
+    ),
+    Mutant(
         "wait with a segment that is ready to go for a group that follows its messages again",
         "Retention.drop_ready",
         instead(

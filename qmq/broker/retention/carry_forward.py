@@ -89,6 +89,10 @@ class CarryForward:
             self._again_us = now.monotonic_us + _AGAIN_US
             return False
 
+    def look_again(self, groups: list[Group]) -> None:
+        """Look at these groups again, at the end: they may have handed out messages of the segment since."""
+        self._left[:0] = [group for group in groups if group.ledger is not None]
+
     def next_deadline_us(self, now: Now) -> int | None:
         """Return when to go on; None while a read or a sync is under way."""
         if self._copy_read is not None:

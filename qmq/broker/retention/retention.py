@@ -321,6 +321,9 @@ class Retention:
             self._choose(dropping)
         if gone_back := self._delivery.subscriptions.gone_back:
             dropping.groups[:0] = gone_back  # the last one is being moved
+            if dropping.carry_forward is not None:
+                dropping.carry_forward.look_again(gone_back)
+                dropping.is_ready = False
             gone_back.clear()
         if dropping.groups:
             try:

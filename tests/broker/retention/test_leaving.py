@@ -255,6 +255,31 @@ def test_what_a_group_follows_again_too_late_is_counted_as_missed(tmp_path: Path
     driven.close()
 
 
+@pytest.mark.parametrize("follows", [("a.", "b."), ("a.", "b.", "")])
+def test_what_a_group_follows_again_and_gives_out_too_late_is_carried_forward(
+    tmp_path: Path, follows: tuple[str, ...]
+) -> None:
+    """The walk over what refers to the segment has ended, and then a consumer is given messages of it."""
+    driven = old(tmp_path)
+    consumer = Consumer(driven, "c", "a.", "b.", group="g")
+    follow(driven, "a.")
+    assert len(consumer.pull(COUNT)) == COUNT // 2
+    consumer.ack()
+    driven.broker.set_retention(0, HOUR_MS, 0, needs_archive=False)
+    driven.checkpoint()
+    driven.advance(HOUR_MS)
+    looking = driven.broker._retention
+    while looking._dropping is None or not looking._dropping.is_ready:
+        driven.advance(1)
+    follow(driven, *follows)
+    given = consumer.pull(2)
+    assert numbers(given) == [1, 3]
+    assert sum(dropped.carried for dropped in settle(driven)) == 2
+    consumer.back(COUNT // 2, COUNT // 2 + 2, delay_us=0)
+    assert consumer.pull(2) == given
+    driven.close()
+
+
 def test_what_begins_earlier_with_a_wider_prefix_is_counted_as_missed(tmp_path: Path) -> None:
     driven = old(tmp_path)
     Consumer(driven, "c", "b.0", group="g", start=("sequence", COUNT))
