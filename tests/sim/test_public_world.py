@@ -13,7 +13,7 @@ from tests.sim.runs import count_many, first_of_today, told
 pytestmark = [pytest.mark.no_cover, pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")]
 
 #: So many histories a test: a run of all tests has the first seeds, and those of its day; `make sim` as many as wanted.
-EACH = 40
+EACH = 30
 
 
 @pytest.mark.parametrize("seeds", ["first", "of-today"])
@@ -22,7 +22,8 @@ def test_each_message_is_handled_once_or_accounted_for_whatever_fails(seeds: str
     print(told(counts))
     assert counts["taken"] >= EACH * 20
     strikes = ("killed", "power lost", "answer lost", "frame lost", "frame torn", "frame doubled", "killed: kill -9")
-    assert not [name for name in (*WAYS, *strikes) if not counts[name]]
+    wanted = (*WAYS, *strikes) if seeds == "first" else WAYS  # another day may lack a rare one
+    assert not [name for name in wanted if not counts[name]]
 
 
 def test_a_seed_repeats_a_history() -> None:
