@@ -12,6 +12,18 @@ _TURNS: Final = "tests/broker/delay/test_due_turns.py"
 
 OF_DELAYS: Final = (
     Mutant(
+        "answer a repeated cancellation after its time",
+        "DelayedMessages.cancel",
+        never("self._was_cancelled(name, command.connection)"),
+        ("tests/broker/delay/test_delay.py",),
+    ),
+    Mutant(
+        "keep the newest cancellations in checkpoints",
+        "DelayedMessages._packed_newest",
+        instead("list(self._newest_cancelled)", "[]"),
+        ("tests/broker/delay/test_delay.py",),
+    ),
+    Mutant(
         "show what falls due once that is on disk",
         "Intake.append",
         instead("True", "answer is not None", at=2),

@@ -24,6 +24,18 @@ FOLLOWING: Final = (
         _FOLLOWS,
     ),
     Mutant(
+        "make a group and its settings by one record",
+        "DeliveryTracker.follows",
+        skip("fields.append(list(settings))"),
+        ("tests/broker/startup/test_replay.py",),
+    ),
+    Mutant(
+        "compare cursors anew where a filter begins earlier",
+        "Group._begin_alike",
+        skip("self.compare_anew()"),
+        _FOLLOWS,
+    ),
+    Mutant(
         "keep over a start what a group follows no more",
         "Subscriptions.set_follows",
         skip("self._tracker.unfollows(group, ended)"),

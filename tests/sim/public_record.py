@@ -30,6 +30,8 @@ BACK: Final = "back"
 #: Its consumer was killed: it comes again, or only if the broker has not heard of the ack.
 LOST, MAYBE_LOST = "lost", "maybe lost"
 _FINAL: Final = (ACKING, ACKED, REJECTING, REJECTED)
+#: Each time a broker does not answer in time, the next one may store another copy.
+_MOST_COPIES: Final = 5
 #: Seconds after which messages that no loop has reached may have been released by the client.
 _STALE_S: Final = 0.8
 
@@ -572,7 +574,7 @@ class Record:
             self.ids[message.id] = sent.number
             copies[sent.number] += 1
         for sent in self.sent.values():
-            most = 2 if sent.may_be_twice else 1
+            most = _MOST_COPIES if sent.may_be_twice else 1
             least = 1 if sent.state == "stored" and not may_be_gone else 0
             if sent.state == "cancelled":
                 most -= 1

@@ -34,6 +34,19 @@ async def test_messages_of_all_brokers_come(tmp_path: Path) -> None:
             assert await consumer.pull(timeout=0) == []
 
 
+async def test_a_pull_that_waits_leaves_out_what_goes_back_meanwhile(tmp_path: Path) -> None:
+    """It has the second message of an order key when the first one fails, so it gets both again, in order."""
+    async with several(tmp_path, 2) as brokers, qmq.connect(brokers.url) as client:
+        await client.send_many("a", [b"first", b"second"], order_keys=["k", "k"])
+        async with client.subscribe("a", group="g", retry_delays=[0]) as consumer:
+            (first,) = await consumer.pull(1)
+            pulling = asyncio.ensure_future(consumer.pull(10, 2, timeout=30))
+            await until(lambda: first._run.in_flight.expected == 2, "the pull has the second one")
+            await first.nack()
+            messages = await pulling
+            assert [(message.body, message.in_flight) for message in messages] == [(b"first", True), (b"second", True)]
+
+
 async def test_refusals_of_all_brokers_are_raised(tmp_path: Path) -> None:
     async with several(tmp_path, 2) as brokers, qmq.connect(brokers.url) as client:
         for number in range(2):
