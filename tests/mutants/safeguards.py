@@ -433,12 +433,6 @@ SAFEGUARDS: Final = (
         ("tests/net/client/consumer/test_multi_broker.py",),
     ),
     Mutant(
-        "go on behind the last number that a walk over items has met",
-        "ItemLog.after",
-        skip('number = int(block["number"][-1])'),
-        ("tests/storage/error_log/test_item_file.py",),
-    ),
-    Mutant(
         "take what a withdrawn pull still brings before others are asked",
         "MultiBrokerPuller._end",
         skip("await asyncio.gather(*(puller.settle(SETTLE_TIMEOUT) for puller in pullers))"),
