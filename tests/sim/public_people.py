@@ -358,7 +358,8 @@ class Worker:
         if isinstance(error, qmq.UnknownGroup):  # somebody has deleted it, or it only looks and nobody has made it
             self._record.count["group is unknown"] += 1
             return True
-        return isinstance(error, Broken) or (isinstance(error, qmq.Fenced) and self._is_shared)
+        may_be_taken_over = self._is_shared or self._record.has_late_frames  # of a session before that had its id
+        return isinstance(error, Broken) or (isinstance(error, qmq.Fenced) and may_be_taken_over)
 
     def _draw(self, ways: Sequence[str]) -> tuple[str, str, int]:
         way = self.way = self._chance.choice(ways)

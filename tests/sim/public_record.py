@@ -368,8 +368,8 @@ class GroupRecord:
                 continue
             if sent.may_be_twice or sent.begun < self.begins:
                 continue
-            if self.record.retains and sent.begun < self.entered:  # it had gone, maybe, before somebody followed it
-                continue
+            if self.record.retains and (sent.begun < self.entered or self.record.has_several_brokers):
+                continue  # it had gone, maybe, before somebody followed it there
             self.record.count["order of a slot is checked"] += 1
             self.record.count["order over subjects is checked"] += sent.subject != hand.sent.subject
             hands = self.hands[sent.number]
@@ -442,7 +442,8 @@ class GroupRecord:
         acked = sum(hand.state in (ACKING, ACKED) for hand in hands)
         ends = acked + dead + self.deleted[sent.number]
         may_be_acked = any(hand.state == MAYBE_LOST for hand in hands)
-        was_early = sent.begun < self.entered  # nobody followed it yet, so retention may have removed it
+        # Nobody followed it yet, at that broker maybe, so retention may have removed it.
+        was_early = sent.begun < self.entered or self.record.has_several_brokers
         if not ends and not may_be_acked and not (may_be_gone and (self.is_narrowed or was_early)):
             yield "it is lost"
         if ends > 1 and not (self.is_changed or self.is_loose or sent.may_be_twice):
@@ -476,6 +477,8 @@ class Record:
         self.wrongs: list[str] = []
         #: What happened, for one who looks for a cause.
         self.events: list[str] = []
+        #: Whether frames come late, when their sender has long gone on.
+        self.has_late_frames = False
         #: Whether retention removes what no group follows.
         self.retains = False
         #: Whether a message without a receipt yet may have gone to two brokers.

@@ -132,7 +132,7 @@ class WorldHistory(History):
         self.has_threads = False
         chance = self._own_chance("faults")
         self.loses_power = chance.random() < _POWER_SHARE
-        self.has_faults = chance.random() < _FAULTY_SHARE
+        self.has_faults = self.record.has_late_frames = chance.random() < _FAULTY_SHARE
         if self.loses_power:
             self.options["durability"] = "flush"
         for plan in self.groups:  # where nobody is to be given up, nobody is out of touch for so long
