@@ -254,7 +254,7 @@ class AckSender:
             self._confirming.append(waiter)
             self._due()
             await waiter
-        if in_flight.lost.overlaps(start, end):
+        if in_flight.is_given_up(start, end):
             raise Fenced(
                 f"the ack was refused: {in_flight.fenced or 'the message was no longer in flight'}; "
                 "the message is delivered again"

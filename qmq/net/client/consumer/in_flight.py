@@ -27,8 +27,8 @@ from qmq.net.protocol.types import RESENT_BIT, ConsumerState, Disposition
 #: The number of a slot of order keys, which is that of all subjects.
 Slot = int
 
-#: Ranges of messages that went back, which a window remembers to say so.
-MOST_TAKEN_BACK: Final = 10_000
+#: Ranges of messages that are not in flight any more, which a window remembers to say so.
+MOST_REMEMBERED: Final = 10_000
 #: How many ranges of acks go in one frame.
 MAX_INTERVALS: Final = 2_000
 #: Up to this many runs of messages with order keys, no search is made for those that have a disposition.
@@ -170,6 +170,9 @@ class InFlightWindow:
         self.fenced: Fenced | None = None
         #: Acks that the broker has refused, or may have.
         self.lost = Intervals()
+        #: Messages without a disposition that the broker has handed to others, as it said on a new connection; of very
+        #: many such ranges the latest.
+        self._given_up = Intervals()
         # Runs of messages with order keys: delivery sequences [start, end), and slot.
         self._starts, self._ends, self._slots = array("Q"), array("Q"), array("H")
         self._most_ordered = _MANY_ORDERED
@@ -344,9 +347,9 @@ class InFlightWindow:
         if end - start == 1 and start >= self.floor and start not in self._done:
             self._streak, self.tail = start, end
         else:
-            if each and self.taken_back.overlaps(start, end):
-                kept = self.taken_back.missing(start, end)
-                self.owner.refused += end - start - sum(high - low for low, high in kept)
+            for gone in (self.taken_back, self._given_up) if each else ():
+                if gone.overlaps(start, end):
+                    self.owner.refused += end - start - sum(high - low for low, high in gone.missing(start, end))
             self._add(start, end)
         self.owner.want_send()
 
@@ -415,9 +418,13 @@ class InFlightWindow:
         """Mark messages as on their way back, because an earlier one of their slot of order keys is."""
         self.begin_disposition(start, end)
         self.has_early_returns = True
-        if len(self.taken_back) >= MOST_TAKEN_BACK:
-            self.taken_back.drop_below(list(self.taken_back)[MOST_TAKEN_BACK // 2][0])
-        self.taken_back.add(start, end)
+        _add_newest(self.taken_back, start, end)
+
+    def is_given_up(self, start: int, end: int) -> bool:
+        """Return whether the broker has handed some of these messages to others, or has refused their acks, or may
+        have.
+        """
+        return self.lost.overlaps(start, end) or self._given_up.overlaps(start, end)
 
     def late(self, call: str, start: int, end: int, shown: object) -> None:
         """[any thread] Log *call* if it came after the consumer's block and a message has no disposition."""
@@ -575,9 +582,20 @@ class InFlightWindow:
         return sum(high - low for low, high in missing)
 
     def _drop_below(self, ack_floor: int) -> None:
+        """Leave messages below the broker's ack floor to others: it has given up those without a disposition here."""
+        self._end_streak()
         if ack_floor > self.floor:
+            for start, end in self._done.missing(self.floor, min(ack_floor, self.expected)):
+                _add_newest(self._given_up, start, end)
             self.floor = ack_floor
             self._done.drop_below(ack_floor)
+
+
+def _add_newest(ranges: Intervals, start: int, end: int) -> None:
+    """Add a range, and forget the older half of MOST_REMEMBERED of them."""
+    if len(ranges) >= MOST_REMEMBERED:
+        ranges.drop_below(list(ranges)[MOST_REMEMBERED // 2][0])
+    ranges.add(start, end)
 
 
 def check_reason(reason: str) -> str:

@@ -15,7 +15,7 @@ from qmq.format.layout import LANE_ORDERED
 from qmq.format.pieces import read_answer
 from qmq.format.run import Run
 from qmq.intervals import Intervals
-from qmq.net.client.consumer.in_flight import MOST_TAKEN_BACK, DispositionOwner, InFlightWindow, check_delay
+from qmq.net.client.consumer.in_flight import MOST_REMEMBERED, DispositionOwner, InFlightWindow, check_delay
 from qmq.net.protocol.types import ConsumerState
 from tests.net.scripted import stored_batch
 
@@ -270,7 +270,24 @@ def test_of_very_many_ranges_that_were_taken_back_the_latest_are_known() -> None
     in_flight.number([run], [10, 30_000, 1])
     for number in range(10, 30_010, 2):
         in_flight.take_back(number, number + 1)
-    assert MOST_TAKEN_BACK // 2 <= len(in_flight.taken_back) <= MOST_TAKEN_BACK
+    assert MOST_REMEMBERED // 2 <= len(in_flight.taken_back) <= MOST_REMEMBERED
     assert 30_008 in in_flight.taken_back
     assert not in_flight.is_open(30_008)
     assert in_flight.is_open(30_009)
+
+
+def test_what_the_broker_gave_up_while_the_consumer_was_away_counts_as_refused() -> None:
+    """Its ack deadline passed, say. The program has it in hand, and its ack must not pass for one that counts."""
+    in_flight, desk = made()
+    in_flight.number(runs(5), [10, 5, 1])
+    in_flight.ack(10, 11)
+    in_flight.begin_disposition(12, 13)
+    assert in_flight.take_acks() == [10, 11]
+    in_flight.rejoined(PLACE._replace(ack_floor=14))
+    assert [in_flight.is_open(number) for number in range(10, 15)] == [False] * 4 + [True]
+    assert [in_flight.is_given_up(number, number + 1) for number in range(10, 15)] == [False, True, False, True, False]
+    in_flight.ack(13, 15)
+    assert desk.refused == 1
+    in_flight.ack(11, 12, each=False)  # by the client itself, as it has none of the group's tags
+    assert desk.refused == 1
+    assert in_flight.take_acks() == [10, 11, 14, 15]
