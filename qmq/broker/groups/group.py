@@ -828,8 +828,8 @@ def _resolve(store: Store, start: str | tuple[str, int] | None, default: str) ->
         return StartRule("first", 0, subjects), _first_rows(store)
     elif start[0] == "sequence":
         assert isinstance(start, tuple)
-        stamps = [_last_visible_stamp(store, partition) for partition in partitions]
-        until_us = max(stamps) if len(stamps) > 1 else 0  # the numbers of one partition stay as they are
+        # A subject has its number before its first message is visible. Those of one partition stay as they are.
+        until_us = store.last_stored_at_us if len(store.partitions) > 1 else 0
         return StartRule("sequence", start[1], subjects, until_us), _first_rows(store)
     else:
         assert isinstance(start, tuple)
