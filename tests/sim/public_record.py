@@ -30,6 +30,8 @@ BACK: Final = "back"
 #: Its consumer was killed: it comes again, or only if the broker has not heard of the ack.
 LOST, MAYBE_LOST = "lost", "maybe lost"
 _FINAL: Final = (ACKING, ACKED, REJECTING, REJECTED)
+#: So many messages of a consumer that was killed come one by one; it may have had others that it had not reached.
+_ALONE: Final = 1
 #: Each time a broker does not answer in time, the next one may store another copy.
 _MOST_COPIES: Final = 5
 #: Seconds after which messages that no loop has reached may have been released by the client.
@@ -354,6 +356,10 @@ class GroupRecord:
         broker = str(hand.sent.id)[:12]
         for other in hand.session.hands:
             is_here = other.state == OPEN and str(other.sent.id)[:12] == broker
+            if last is not None and self.hands[other.sent.number][-2:-1] and hand.is_quarantined:
+                # A tenth of what one consumer had of a pull comes together at first.
+                theirs = self.hands[other.sent.number][-2].session
+                is_here = is_here and (theirs is not last.session or len(theirs.hands) <= _ALONE)
             if is_here and (hand.is_quarantined or other.is_quarantined):
                 yield f"it came beside {other.sent}, {other}, and one of them may have killed a consumer"
 
