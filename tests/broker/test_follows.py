@@ -228,6 +228,38 @@ def test_what_lies_within_more_begins_at_the_first_message_too(
     driven.close()
 
 
+@STOPS
+@pytest.mark.parametrize("narrow", ["a.b.", "a.b.x"])
+@pytest.mark.parametrize("lane", [LANE_NORMAL, LANE_HIGH, LANE_ORDERED | 7])
+def test_more_that_begins_now_passes_nothing_that_waits(tmp_path: Path, stop: Any, narrow: str, lane: int) -> None:
+    """The member of a broadcast begins with what comes; what it followed before must not be passed."""
+    driven = Driven(tmp_path, BrokerLimits(session_timeout_ms=SESSION_TIMEOUT_MS))
+    driven.do(driven.send_command({"a.b.x": [b"before"], "a.c": [b"before"]}, lane=lane))
+    driven.advance(10)
+    narrow_one = Consumer(driven, "m", narrow, mode="broadcast")
+    driven.advance(10)
+    for number in range(3):
+        driven.do(driven.send_command({"a.b.x": [b"%d" % number]}, lane=lane))
+    wide_one = Consumer(driven, "m", "a.", mode="broadcast", connection=2)
+    driven.do(driven.send_command({"a.b.x": [b"3"], "a.c": [b"c"]}, lane=lane))
+    stopped(driven, stop, narrow_one, wide_one)
+    assert sorted(wide_one.pull()) == [b"0", b"1", b"2", b"3", b"c"]
+    driven.close()
+
+
+def test_more_begins_now_where_nothing_waits(tmp_path: Path) -> None:
+    driven = Driven(tmp_path)
+    first = Consumer(driven, "m", "a.b.", mode="broadcast")
+    driven.send("a.b.x", b"0")
+    driven.send("a.c", b"before")
+    assert first.pull() == [b"0"]
+    assert first.ack() == 0
+    second = Consumer(driven, "m", "a.", mode="broadcast", connection=2)
+    driven.send("a.c", b"c")
+    assert second.pull() == [b"c"]
+    driven.close()
+
+
 def test_accounts_heed_that_what_lies_within_more_begins_earlier(tmp_path: Path) -> None:
     driven = Driven(tmp_path)
     for number in range(4):

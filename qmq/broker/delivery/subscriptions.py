@@ -33,11 +33,13 @@ from qmq.broker.ports.work import Work
 from qmq.errors import InvalidOption, QmqError, TooManyConsumers, TooManyGroups, UnknownGroup, UnknownSubscription
 from qmq.names import MEMBER_MARK, check_consumer, check_prefix, takes
 from qmq.net.protocol.types import AGAIN, AT_MOST_ONCE, BROADCAST, FOLLOW, LOOK, ConsumerState
-from qmq.storage.store import Store
+from qmq.storage.store import NotInMemory, Store
 
 #: The work of packing a group, and of 64 that have not changed.
 _PACK_WORK: Final = 60
 _LOOKED: Final = 64
+#: Rows that are read to see whether messages wait for a group that follows more.
+_MOST_ROWS: Final = 1 << 16
 _LOOKED_WORK: Final = 16
 
 
@@ -154,6 +156,8 @@ class Subscriptions:
             row_cursors, positions = known.first_cursors()
             firsts = [part.consumer_log.first_row for part in self._store.partitions]
             begin = GroupStart(known.start, list(map(max, row_cursors, firsts)), positions)
+        else:
+            begin = self._before_waiting(group, prefix, begin)
         if self._store.leaving is not None and (known is not None or not is_exact(prefix)):
             self.gone_back.append(group)  # with a new prefix, the filters within it
         subject_filter = group.follow(prefix, begin)
@@ -163,6 +167,40 @@ class Subscriptions:
         if self.followed_since is not None:
             self.followed_since.add(prefix)
         return subject_filter
+
+    def _before_waiting(self, group: Group, prefix: str, begin: GroupStart) -> GroupStart:
+        """Return where a new prefix begins: before what waits in the prefixes within it. If it began later, its first
+        message of a subject would move the cursor of that subject past what waits there.
+        """
+        if begin.start.kind != "time" or is_exact(prefix):
+            return begin
+        within = [narrow for narrow in group.filters.values() if takes((prefix,), narrow.prefix)]
+        waiting = [narrow for narrow in within if self._has_waiting(narrow)]
+        starts = [*(narrow.start for narrow in waiting), begin.start]
+        start = min(starts, key=lambda start: start.value if start.kind == "time" else 0)
+        for narrow in waiting:
+            rows, positions = narrow.first_cursors()
+            begin = begin._replace(
+                row_cursors=list(map(min, begin.row_cursors, rows)),
+                positions=list(map(min, begin.positions, positions)),
+            )
+        return begin._replace(start=start)
+
+    def _has_waiting(self, base: SubjectFilter) -> bool:
+        """Return whether messages of a filter wait; True, too, where more rows would have to be read to know."""
+        base.find_lanes(self._store)
+        for subject_filter in base.with_lanes():
+            if not subject_filter.has_more(self._store):
+                continue
+            matches = None if subject_filter.exact else subject_filter.matches(self._store)
+            for part, row in zip(self._store.partitions, subject_filter.row_cursors, strict=True):
+                try:
+                    rows = part.consumer_log.rows(row, _MOST_ROWS)
+                except NotInMemory:
+                    return True
+                if matches is None or len(rows) == _MOST_ROWS or matches[rows["subject"]].any():
+                    return True
+        return False
 
     def set_follows(self, group: Group, prefixes: Sequence[str], begin: GroupStart) -> None:
         """Have a group follow exactly *prefixes*, new ones from *begin* on.
