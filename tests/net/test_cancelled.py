@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import itertools
 import signal
 import time
@@ -18,6 +17,7 @@ import qmq
 from qmq.net.client import broker_link
 from qmq.net.client.consumer import pull as pulling
 from qmq.net.client.consumer.ack_file import StateFile, state_directory
+from qmq.net.client.sync.loop_thread import _Call
 from qmq.net.protocol import frames
 from qmq.net.protocol.frames import FrameKind
 from tests.broker_process import broker_process
@@ -311,13 +311,13 @@ def test_messages_of_an_interrupted_pull_come_with_the_next(tmp_path: Path) -> N
         client.send_many("a", [b"1", b"2", b"3"])
         with client.subscribe("a", group="g") as consumer:
 
-            def interrupted(future: concurrent.futures.Future[Any], timeout: float | None = None) -> Any:
+            def interrupted(call: _Call[Any]) -> Any:
                 patch.undo()
-                future.result()
+                call.result()
                 raise KeyboardInterrupt
 
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(concurrent.futures.Future, "result", interrupted)
+                patch.setattr(_Call, "result", interrupted)
                 with pytest.raises(KeyboardInterrupt):
                     consumer.pull(3, 3)
             assert [message.body for message in consumer.pull(3, 3)] == [b"1", b"2", b"3"]

@@ -120,7 +120,7 @@ def test_the_log_has_all_items_that_were_not_taken_out(operations: list[tuple[st
             life.check(after)
 
 
-@settings(max_examples=part_of(300), deadline=None)
+@settings(max_examples=part_of(100), deadline=None)
 @given(st.lists(st.one_of(_OPERATIONS.map(lambda several: several[:3]), st.just("walk")), max_size=40))
 def test_a_walk_meets_all_that_stay_whatever_comes_and_goes_meanwhile(steps: list[Any]) -> None:
     with TemporaryDirectory() as directory:

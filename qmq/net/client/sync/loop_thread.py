@@ -26,10 +26,6 @@ T = TypeVar("T")
 _Queued = tuple[str, bytes, MessageHeader, bool, str | None]
 
 
-class _Closed(UsageError):
-    """The thread of the client has ended."""
-
-
 class _Call(Generic[T]):
     """A coroutine that the loop runs for another thread, which waits at the gate until it has ended.
 
@@ -56,7 +52,8 @@ class _Call(Generic[T]):
     def give_up(self, undo: Callable[[T], object] | None) -> None:
         """[loop] Cancel the coroutine, as nobody waits for it; call *undo* with its result if it ends with one."""
         task = self._task
-        assert task is not None
+        if task is None:  # it comes behind ``begin``, unless the loop has ended
+            return
         task.cancel()
         task.add_done_callback(partial(_undo, undo))
 
@@ -66,6 +63,12 @@ class _Call(Generic[T]):
             self._coroutine.close()
         if self._task is None or not self._task.done():
             self.gate.release()
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the coroutine has ended without a result, or will never begin."""
+        task = self._task
+        return task is None or (task.done() and (task.cancelled() or task.exception() is not None))
 
     def result(self) -> T:
         """Return the result of a coroutine that has ended. Raises its error."""
@@ -110,21 +113,29 @@ class ClientThread:
         is called in the loop with its result, which would be lost otherwise.
         """
         call = _Call(coroutine, self._loop)
-        self._calls.add(call)
-        try:
-            self._loop.call_soon_threadsafe(call.begin)
-        except RuntimeError:  # the loop is closed
-            self._calls.discard(call)
-            coroutine.close()
-            raise _Closed("the client is closed; call connect_sync for another") from None
+        if not self._begin(call):
+            raise UsageError("the client is closed; call connect_sync for another")
         try:
             call.gate.acquire()
+            return call.result()
         except BaseException:
-            self._loop.call_soon_threadsafe(call.give_up, undo)
+            if not call.has_failed:  # an interrupt, maybe when it had just ended
+                with suppress(RuntimeError):  # the loop is closed
+                    self._loop.call_soon_threadsafe(call.give_up, undo)
             raise
         finally:
             self._calls.discard(call)
-        return call.result()
+
+    def _begin(self, call: _Call[Any]) -> bool:
+        """Have the loop begin a call; return False once it is closed."""
+        self._calls.add(call)
+        try:
+            self._loop.call_soon_threadsafe(call.begin)
+        except RuntimeError:
+            self._calls.discard(call)
+            call.close()
+            return False
+        return True
 
     def call(self, function: Callable[[], object]) -> None:
         """Call *function* in the loop, and wait until it has returned; do nothing once the client is closed."""
@@ -135,8 +146,11 @@ class ClientThread:
         async def called() -> None:
             function()
 
-        with suppress(_Closed):
-            self.run(called())
+        call = _Call(called(), self._loop)
+        if self._begin(call):
+            call.gate.acquire()
+            self._calls.discard(call)
+            call.result()
 
     def call_soon(self, function: Callable[[], object]) -> None:
         """[any thread, also from a signal's handler] Have the loop call *function*; not once the client is closed."""
