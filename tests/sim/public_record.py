@@ -166,7 +166,8 @@ class Session:
         if now > self._taken_at + _STALE_S and group.mode != "solo":
             group.is_calm = False
         self._taken_at = now
-        if not group.is_calm or self.has_threads:
+        may_be_given_up = group.is_loose and group.record.has_late_frames  # for a connection that was lost
+        if not group.is_calm or self.has_threads or may_be_given_up:
             return
         # Of one that is stored twice, this may be the other one, at another broker than its receipt says.
         place = place_of(message.id, sent)
