@@ -174,12 +174,14 @@ class Subscriptions:
         """
         if begin.start.kind != "time" or is_exact(prefix):
             return begin
+        firsts = [part.consumer_log.first_row for part in self._store.partitions]
         within = [narrow for narrow in group.filters.values() if takes((prefix,), narrow.prefix)]
         waiting = [narrow for narrow in within if self._has_waiting(narrow)]
         starts = [*(narrow.start for narrow in waiting), begin.start]
         start = min(starts, key=lambda start: start.value if start.kind == "time" else 0)
         for narrow in waiting:
             rows, positions = narrow.first_cursors()
+            rows = list(map(max, rows, firsts))  # a filter of one subject does not move its own
             begin = begin._replace(
                 row_cursors=list(map(min, begin.row_cursors, rows)),
                 positions=list(map(min, begin.positions, positions)),
@@ -192,7 +194,9 @@ class Subscriptions:
         for subject_filter in base.with_lanes():
             if not subject_filter.has_more(self._store):
                 continue
-            matches = None if subject_filter.exact else subject_filter.matches(self._store)
+            if subject_filter.exact:
+                return True
+            matches = subject_filter.matches(self._store)
             for part, row in zip(self._store.partitions, subject_filter.row_cursors, strict=True):
                 try:
                     rows = part.consumer_log.rows(row, _MOST_ROWS)

@@ -156,6 +156,7 @@ class SubjectFilter:
             kinds = {kind_of(lane) for lane in subjects.lanes_of(self.prefix)}
             if self.kind is None and kinds - {LANE_NORMAL}:
                 self.exact = False
+            self.group.reads_leaving = self.group.reads_leaving or store.leaving is not None
         else:
             kinds = subjects.kinds_under(self.prefix, self._looked)
         if self.kind is None:
@@ -351,6 +352,8 @@ class Group:
         #: compares them with those of now, unless ``is_comparable`` is false until the next checkpoint.
         self.packed_bytes = b""
         self.packed_cursors = self.packed_sum = 0
+        #: Whether a filter of one subject may have begun to read rows of a segment that is leaving.
+        self.reads_leaving = False
         self.is_comparable = True
         #: By partition: the end of the last segment of which retention has the group miss messages. Cursors pass these
         #: with the next messages, or never.
@@ -440,6 +443,15 @@ class Group:
         self.packed_bytes, self.packed_cursors, self.packed_sum, self.unaccounted = b"", 0, 0, 0
         if self.ledger is not None:
             self.ledger.totals.passed_before = self.ledger.totals.passed
+
+    def leave_rows(self, store: Store) -> None:
+        """Move row cursors to the first row where a segment has gone that a filter of one subject began to read when
+        the group had been moved past it.
+        """
+        self.reads_leaving = False
+        for base in self.all_filters():
+            for subject_filter in base.with_lanes():
+                subject_filter.row_cursors[:] = map(max, subject_filter.row_cursors, _first_rows(store))
 
     def compare_anew(self) -> None:
         """Compare no cursors up to the next checkpoint: what lies between them and those of the last is not known."""

@@ -427,6 +427,9 @@ class Retention:
         self._dropping = None
         self._holders.pop((partition, base), None)
         self._store.drop_segment(partition, base, had)
+        for group in [*self._delivery.subscriptions.groups.values(), *self._delivery.subscriptions.solo()]:
+            if group.reads_leaving:
+                group.leave_rows(self._store)
         messages = int((had.ends - had.starts).sum())
         until_us = self._stored_until.pop((partition, base), 0)
         copies = dropping.carry_forward

@@ -318,3 +318,28 @@ def test_a_subject_that_gets_another_lane_loses_nothing_of_what_stayed(
         found += some
     assert found == [*range(1, COUNT, 2), COUNT]
     driven.close()
+
+
+def test_a_subject_that_gets_its_second_lane_meanwhile_reads_no_rows_that_have_gone(tmp_path: Path) -> None:
+    """A filter of one subject reads rows from then on, and the group had been moved past these before."""
+    driven = old(tmp_path)
+    consumer = Consumer(driven, "c", "a.0", group="exact", mode="broadcast", start="first")
+    assert len(consumer.pull(100)) == COUNT // 2
+    consumer.ack()
+    look(driven)
+    choose(driven)
+    dropping = driven.broker._retention._dropping
+    assert dropping is not None
+    while dropping.groups:
+        driven.advance(1)
+    driven.do(driven.send_command({"a.0": [b"high"]}, lane=LANE_HIGH))
+    assert ask(driven, "groups", group="exact@c")["rows"][0]["ready"] == 1  # it looks for lanes
+    while not driven.store.partitions[0].consumer_log.first_row:
+        driven.checkpoint()
+        driven.advance(1)
+    first = driven.store.partitions[0].consumer_log.first_row
+    (base,) = driven.broker.groups["exact@c"].filters.values()
+    assert base.row_cursors[0] >= first
+    assert ask(driven, "groups", group="exact@c")["rows"][0]["ready"] == 1
+    assert consumer.pull(100) == [b"high"]
+    driven.close()
