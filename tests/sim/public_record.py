@@ -206,7 +206,7 @@ class Session:
 
     def _return_behind(self, hand: Hand) -> None:
         """What the consumer was given after a message of the same slot goes back with it."""
-        if hand.sent.order_key is None:
+        if hand.sent.slot is None:  # without an order key, or nobody knows at which broker it lies now
             return
         for other in self.hands:
             if other.state == OPEN and other.at > hand.at and other.sent.slot == hand.sent.slot:
