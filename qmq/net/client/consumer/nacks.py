@@ -333,7 +333,7 @@ class NackSender:
             if subscribed is None:
                 return await self._hand_over(in_flight, several)
             connection, subscription = subscribed
-            if any(one.outcome.slots for one in several):
+            if in_flight.has_ordered and any(one.back.disposition != Disposition.REJECT for one in several):
                 self._send_acks(subscribed)  # else the broker takes back what was acked behind these in their slots
             meta, payload = packed([one.back for one in several], subscription)
             try:

@@ -20,6 +20,7 @@ from tests.broker_process import broker_process, running_broker
 from tests.net.client.consumer.test_message_tags import TWIN, WANTED
 from tests.net.client.consumer.test_pull import subscribed
 from tests.net.scripted import backs_of, stored_batch
+from tests.net.several import several, until
 
 
 async def send(client: qmq.Client, *bodies: str) -> None:
@@ -420,3 +421,20 @@ async def test_what_was_taken_back_without_a_tag_of_the_group_is_no_refused_ack(
             await nack
             again.ack()
             await consumer.flush()
+
+
+async def test_an_ack_reaches_the_broker_before_what_a_cancelled_handler_releases(tmp_path: Path) -> None:
+    """The second message goes back with the first; the broker would take back the third behind it, which was acked."""
+    async with several(tmp_path, 1) as brokers, qmq.connect(brokers.url) as client:
+        await client.send_many("a", [b"1", b"2", b"3"], order_keys=["k"] * 3)
+        async with client.subscribe("a", group="g", retry_delays=[0]) as consumer:
+            first, _, third = await consumer.pull(3, 3)
+            third.ack()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(0), first:
+                    await asyncio.sleep(30)
+            sender = third._run.in_flight.owner.nack_sender
+            await until(lambda: not sender._unanswered, "the broker has the release")
+            await consumer.flush()  # raises if the ack was refused
+            messages = await consumer.pull(3, 2, timeout=30)
+            assert [message.body for message in messages] == [b"1", b"2"]
