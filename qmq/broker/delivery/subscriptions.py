@@ -38,9 +38,9 @@ from qmq.storage.store import NotInMemory, Store
 #: The work of packing a group, and of 64 that have not changed.
 _PACK_WORK: Final = 60
 _LOOKED: Final = 64
+_LOOKED_WORK: Final = 16
 #: Rows that are read to see whether messages wait for a group that follows more.
 _MOST_ROWS: Final = 1 << 16
-_LOOKED_WORK: Final = 16
 
 
 class Subscriptions:

@@ -29,7 +29,7 @@ _Queued = tuple[str, bytes, MessageHeader, bool, str | None]
 class _Call(Generic[T]):
     """A coroutine that the loop runs for another thread, which waits at the gate until it has ended.
 
-    A plain lock as the gate: a future of concurrent.futures takes four times as long to make, to set and to wait for.
+    The gate is a plain lock, since a future of concurrent.futures costs more than many calls.
     """
 
     __slots__ = ("_coroutine", "_task", "gate", "loop")
