@@ -66,9 +66,9 @@ class _Call(Generic[T]):
 
     @property
     def has_failed(self) -> bool:
-        """Whether the coroutine has ended without a result, or will never begin."""
+        """Whether the coroutine has ended without a result. One that has not begun may do so."""
         task = self._task
-        return task is None or (task.done() and (task.cancelled() or task.exception() is not None))
+        return task is not None and task.done() and (task.cancelled() or task.exception() is not None)
 
     def result(self) -> T:
         """Return the result of a coroutine that has ended. Raises its error."""

@@ -87,3 +87,16 @@ def test_a_call_that_comes_after_the_loop_has_ended_is_told_so(monkeypatch: pyte
     assert call.gate.acquire(timeout=30)
     with pytest.raises(ConnectionLost, match="closed by another thread"):
         call.result()
+
+
+def test_an_interrupt_before_a_call_has_begun_cancels_it() -> None:
+    """The loop begins it a moment later, and nobody would take its result."""
+    loop = asyncio.new_event_loop()
+    call = _Call(asyncio.Event().wait(), loop)
+    assert not call.has_failed
+    loop.call_soon(call.begin)
+    loop.call_soon(call.give_up, None)
+    for _ in range(3):
+        loop.run_until_complete(asyncio.sleep(0))
+    assert call.has_failed
+    loop.close()
