@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Final, Protocol
 
@@ -12,6 +12,9 @@ from tests.sim.tally import Tally
 
 #: The seeds of tests of histories: half of the first ones and half of today's; all of either, where all is tried.
 SEEDS: Final = ("first", "of-today") if part_of(2) == 2 else ("both",)
+
+#: So many times the histories asked for are run at most, until all has happened that is wanted.
+_TIMES: Final = 5
 
 
 class History(Protocol):
@@ -39,12 +42,17 @@ def run_one(history: History, commands: int, again: str) -> Counter[str]:
     return found
 
 
-def count_many(run: Callable[[int], Counter[str]], first: int, count: int) -> Counter[str]:
-    """Histories of so many seeds, counted together."""
-    found = Counter[str]()
-    for seed in range(first, first + count):
-        found.update(run(seed))
-    return found
+def count_many(run: Callable[[int], Counter[str]], first: int, count: int, wanted: Iterable[str] = ()) -> Counter[str]:
+    """Histories of so many seeds, counted together; and of more seeds while something *wanted* has not happened.
+
+    A rare thing happens in other seeds after each change of what they try. At most _TIMES as many are run.
+    """
+    counts = Counter[str]()
+    for seed in range(first, first + count * _TIMES):
+        if seed >= first + count and all(counts[name] for name in wanted):
+            break
+        counts.update(run(seed))
+    return counts
 
 
 def count_seeds(run: Callable[[int], Counter[str]], seeds: str, count: int) -> Counter[str]:

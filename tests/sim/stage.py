@@ -195,6 +195,8 @@ def _look_up(address: Address, flags: int = 0) -> list[tuple[Any, ...]]:
 
 
 _MEMORY_ITEMS: Final = 4
+#: As it ships: tests of real processes have a longer one, and a seed is one history in either.
+_GRACE_S: Final = 0.5
 _CLIENT: Final = "qmq.net.client"
 _CLOCKS: Final = (
     "backoff", "failover.handover", "heartbeat", "broker_link", "consumer.feed", "consumer.pull", "options",
@@ -217,6 +219,7 @@ def staged(world: World, directory: Path) -> Iterator[None]:
         *((f"{_CLIENT}.{module}.in_thread", _in_thread) for module in _THREADS),
         (f"{_CLIENT}.dial_in_loop.look_up", _look_up),
         ("qmq.net.client.backoff.random", chance),
+        ("qmq.net.client.consumer.pull.GRACE", _GRACE_S),
         ("qmq.net.client.broker_link.HeartbeatSender", Beating),
         # What fails goes to files soon, also while a checkpoint is written.
         ("qmq.storage.error_log.item_file.MEMORY_ITEMS", _MEMORY_ITEMS),

@@ -42,7 +42,7 @@ STRIKES = (
 
 @pytest.mark.parametrize("first", range(0, part_of(3 * EACH), EACH))
 def test_once_to_everybody_not_early_and_not_when_cancelled(first: int) -> None:
-    counts = count_many(lambda seed: run(seed, COMMANDS), first, EACH)
+    counts = count_many(lambda seed: run(seed, COMMANDS), first, EACH, STRIKES)
     print(told(counts))
     assert counts["commands"] >= EACH * COMMANDS
     assert counts["lost"] == 0

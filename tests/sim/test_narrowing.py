@@ -26,6 +26,6 @@ STRIKES = (
 
 @pytest.mark.parametrize("first", [0, 13 * EACH][: part_of(2)])
 def test_once_all_is_followed_again_all_is_handled_or_dead(first: int) -> None:
-    counts = count_many(run, first, EACH)
+    counts = count_many(run, first, EACH, STRIKES)
     print(told(counts))
     assert not [name for name in STRIKES if not counts[name]]

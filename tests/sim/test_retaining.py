@@ -42,7 +42,7 @@ def test_what_once_failed(seed: int) -> None:
 
 @pytest.mark.parametrize("first", [2 * EACH, 7 * EACH][: part_of(2)])
 def test_what_is_dropped_is_counted_and_all_else_is_handled_or_dead(first: int) -> None:
-    counts = count_many(run, first, EACH)
+    counts = count_many(run, first, EACH, STRIKES)
     print(told(counts))
     assert not [name for name in STRIKES if not counts[name]]
 
