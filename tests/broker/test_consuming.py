@@ -41,12 +41,15 @@ class Consumer:
         start: tuple[str, int] | None = None,
         group: str = "g",
         asks: str = "follow",
+        session: int = 0,
+        client: bytes = b"",
         **more: object,
     ) -> None:
         self.driven, self.name, self.connection, self.nonce = driven, name, connection, nonce
         self.prefixes = prefixes or ("",)
         self.settings = tuple(more.items())
         self.mode, self.transient, self.start, self.group, self.asks = mode, transient, start, group, asks
+        self.session, self.client = session, client or name.encode()
         self.got: dict[int, tuple[bytes, int]] = {}
         self.join()
 
@@ -60,11 +63,12 @@ class Consumer:
             self.name,
             self.start,
             self.nonce,
-            self.name.encode(),
+            self.client,
             self.transient,
             self.settings,
             self.mode,
             asks=self.asks,
+            session=self.session,
         )
         answer = driven.do(command)[-1]
         if isinstance(answer, Refused):
@@ -322,6 +326,27 @@ def test_one_answer_looks_for_so_many_retries_at_most(tmp_path: Path) -> None:
     came = [consumer.pull() for _ in range(4)]
     assert [len(messages) for messages in came[:3]] == [MOST_LOOKS + 1] * 3
     assert sorted(int(body) for messages in came for body in messages) == list(range(200))
+    driven.close()
+
+
+def test_a_late_subscribe_takes_nothing_over(tmp_path: Path) -> None:
+    """A connection broke and its frame arrives seconds later: the client has long subscribed again, or left."""
+    driven = filled(tmp_path, 4)
+    first = Consumer(driven, "c", nonce=b"2", session=2)
+    late = Subscribe(3, driven.request(), "g", ("",), "c", None, b"1", b"c", session=1)
+    assert first.pull() == many(4)
+    for is_there in (True, False):
+        (refused,) = driven.do(late)
+        assert isinstance(refused, Refused)
+        assert isinstance(refused.error, Fenced)
+        if is_there:
+            assert first.ack() == 0
+            driven.do(Unsubscribe(1, driven.request(), first.subscription))
+    assert driven.broker.groups["g"].consumers_there() == 0
+    Consumer(driven, "c", nonce=b"1", session=1, client=b"another")
+    Consumer(driven, "c", nonce=b"3", connection=2, session=3)
+    killed(driven)
+    Consumer(driven, "c", nonce=b"1", connection=4, session=1)  # nothing arrives of what was sent to a broker before
     driven.close()
 
 

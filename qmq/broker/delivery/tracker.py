@@ -110,6 +110,7 @@ class DeliveryTracker:
             command.client,
             known,
             self._programs.get(command.connection, ""),
+            command.session,
         )
         if before is not None and before.leaving and not was_leaving:
             self.members.leaves(ledger, before)

@@ -140,15 +140,19 @@ class Ledger:
         client: bytes = b"",
         known: KnownConsumer | None = None,
         program: str = "",
+        session: int = 0,
     ) -> Member:
         """Return the consumer of that name: go on as it (with the same nonce), take it over, or make it. *program* is
-        the name of its program.
+        the name of its program, *session* counts the sessions of its client.
 
-        Raise TooManyConsumers; raise Fenced if another program has taken the consumer over meanwhile.
+        Raise TooManyConsumers; raise Fenced if another program, or a later session of the client, has taken the
+        consumer over meanwhile.
         """
         self._consumers.check_room(name)
         member = self.by_name.get(name)
         least = expected = 0
+        if member is not None and member.client == client and 0 < session < member.session:
+            raise Fenced(f"consumer {name!r} is that of a later session of this client; this one does not come back")
         if member is not None and known is not None and known.since_us == member.since_us:
             if member.nonce != nonce and 0 < known.epoch < member.epoch:
                 raise Fenced(f"another program has taken over as consumer {name!r}; this one does not come back")
@@ -160,6 +164,7 @@ class Ledger:
             expired = member.number if member is not None and expires else 0
             self._do(RecordKind.JOIN, [name, nonce, transient, now_us, client, least, expected, expired, program])
             member = self.by_name[name]
+        member.session = session
         return member
 
     def handled_before(self, member: Member, handled: tuple[int, ...], now_us: int) -> None:

@@ -99,8 +99,8 @@ class Member:
 
     __slots__ = (
         "quarantined", "client", "closed", "gone_us", "handled_us", "in_flight", "epoch", "is_awaited", "is_timed",
-        "leaving", "left_us", "name", "nonce", "number", "program", "progress", "pulled_us", "seen_us", "since_us",
-        "stalled_us", "takeovers", "transient",
+        "leaving", "left_us", "name", "nonce", "number", "program", "progress", "pulled_us", "seen_us", "session",
+        "since_us", "stalled_us", "takeovers", "transient",
     )  # fmt: skip
 
     def __init__(self, number: int, name: str, transient: bool, since_us: int) -> None:
@@ -119,6 +119,7 @@ class Member:
         self.quarantined = False  # it has quarantined messages in flight
         self.program = ""  # the name of the program that is or was it
         self.client = b""  # the process whose heartbeats count for it
+        self.session = 0  # which one of that client's it is in; no restart knows it, nor frames of before
         self.is_timed = False  # its session has a deadline
         self.gone_us = 0  # monotonic, when it expires if its client has not come back; 0: it need not come back
         self.is_awaited = False  # Membership looks then whether it is back

@@ -21,7 +21,7 @@ FRAMES: Final[Mapping[type, Mapping[str, Need]]] = {
     commands.Subscribe: {
         "group": Need.GROUP, "prefixes": Need.CONSUME, "consumer": Need.LOGIN, "start": Need.LOGIN,
         "nonce": Need.LOGIN, "client": Need.LOGIN, "transient": Need.LOGIN, "settings": Need.LOGIN,
-        "mode": Need.LOGIN, "known": Need.LOGIN, "asks": Need.LOGIN,
+        "mode": Need.LOGIN, "known": Need.LOGIN, "asks": Need.LOGIN, "session": Need.LOGIN,
     },
     commands.Pull: {
         "subscription": Need.OWN, "max_count": Need.LOGIN, "min_count": Need.LOGIN, "max_bytes": Need.LOGIN,

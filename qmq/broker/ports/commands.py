@@ -49,6 +49,7 @@ class Subscribe(NamedTuple):
     ``start`` is "first", "new", ("time", microseconds) or ("sequence", number). ``nonce`` is a random number that the
     client keeps over reconnects, ``client`` a random number of its process. ``settings`` are those of a new group. The
     broker forgets a ``transient`` consumer once it has left. ``mode`` is one of MODES, ``asks`` one of ASKS.
+    ``session`` counts the subscriptions of the client; 0 is one that is not counted.
     """
 
     connection: int
@@ -64,6 +65,7 @@ class Subscribe(NamedTuple):
     mode: str = "reliable"
     known: KnownConsumer | None = None
     asks: str = "follow"
+    session: int = 0
 
 
 class Pull(NamedTuple):

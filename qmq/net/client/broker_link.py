@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import math
 import os
@@ -184,6 +185,8 @@ class Link:
         self.connection: BrokerConnection | None = None
         #: The broker knows this client's process by it.
         self.client_id = client_id
+        #: Numbers the sessions of its consumers.
+        self.session_numbers = itertools.count(1)
         #: The name of the program.
         self.program = options.name or options.app
         self._heartbeat: HeartbeatSender | None = None

@@ -196,10 +196,13 @@ def _subscribe(connection: int, frame: Frame) -> Command:
         raise ProtocolError(f"SUBSCRIBE has nonce and client of up to {_MAX_NONCE} bytes")
     if type(settings) is not dict:
         raise ProtocolError("SUBSCRIBE has a map in settings")
+    session = fields.get("session", 0)
+    if not _is_count(session):
+        raise ProtocolError("SUBSCRIBE has a whole number in session")
     return commands.Subscribe(
         connection, frame.request, fields.get("group"), tuple(prefixes), fields.get("consumer", ""), start, nonce,
         client, bool(fields.get("transient")), tuple(settings.items()), fields.get("mode", "reliable"),
-        _known_of(fields), fields.get("asks", "follow"),
+        _known_of(fields), fields.get("asks", "follow"), session,
     )  # fmt: skip
 
 

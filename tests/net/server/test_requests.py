@@ -52,8 +52,8 @@ SUBSCRIBE = {"group": "g", "prefixes": ["a.", "b"], "consumer": "c", "start": No
             commands.Subscribe(3, 7, "g", ("a.", "b"), "c", ("sequence", 0)),
         ),
         (
-            of(FrameKind.SUBSCRIBE, meta={**SUBSCRIBE, "asks": "look"}),
-            commands.Subscribe(3, 7, "g", ("a.", "b"), "c", None, asks="look"),
+            of(FrameKind.SUBSCRIBE, meta={**SUBSCRIBE, "asks": "look", "session": 5}),
+            commands.Subscribe(3, 7, "g", ("a.", "b"), "c", None, asks="look", session=5),
         ),
         (
             of(FrameKind.SUBSCRIBE, meta={**SUBSCRIBE, "start": "new"}),

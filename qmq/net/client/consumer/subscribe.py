@@ -82,6 +82,7 @@ class ConsumerSubscription:
         self._terms = terms
         self._warned_of_settings = False
         self._transient = consumer is None if is_transient is None else is_transient
+        self._number = next(link.session_numbers)
         self._nonce = secrets.token_bytes(16)  # the same over reconnects: the broker recognises the subscriber by it
         #: The state that the ack file has from an earlier process, if any.
         self._saved: KnownConsumer | None = None
@@ -331,7 +332,10 @@ class ConsumerSubscription:
             asks = LOOK if self._terms.looks else AGAIN if self.store_id == store_id else FOLLOW
             meta |= {"mode": self._terms.mode, "settings": dict(self._terms.settings), "asks": asks}
         if self.ack_sender is not None:
-            meta |= {"nonce": self._nonce, "client": self._link.client_id, "transient": self._transient}
+            meta |= {
+                "nonce": self._nonce, "client": self._link.client_id, "session": self._number,
+                "transient": self._transient,
+            }  # fmt: skip
             known = self.ack_sender.known() or self._saved
             if known is not None:
                 numbers = [*known[:4], *known.handled]

@@ -79,6 +79,7 @@ async def test_a_subscription_sends_its_options() -> None:
             "mode": "reliable",
             "settings": {},
             "asks": "follow",
+            "session": 1,
         }
         assert s.consumer.id == "billing-1"
 
