@@ -248,6 +248,7 @@ class Session:
             self.has_left = True
             self.group.record.note(f"{self.group.name} {self.name} leaves, fails {fails}")
             self.group.is_calm = False
+            self.group.left[self.name] = self.group.record.tick()
             for hand in self.hands:
                 if hand.state == OPEN:
                     hand.state, hand.ended = FAILING if fails else BACK, self.group.record.tick()
@@ -291,6 +292,8 @@ class GroupRecord:
         self.tag_sets: list[tuple[str, ...]] = [rules.get("tags", ())]
         self.repeats_for_good = False
         self.is_restarted = False
+        #: When a program that had this id has left by itself.
+        self.left: dict[str, int] = {}
         #: How many of its consumers were killed, and how often one message may be alone with such a consumer.
         self.kills = 0
         self.max_session_expiries: int = rules.get("max_session_expiries", 3)
@@ -351,7 +354,7 @@ class GroupRecord:
         last = before[-1] if before else None
         if last is not None and last.state in (LOST, MAYBE_LOST):
             self.record.count["came again after a kill"] += 1
-            if last.session.name != hand.session.name:
+            if last.session.name != hand.session.name and self.left.get(last.session.name, 0) < last.ended:
                 hand.is_quarantined = True
                 self.record.count["quarantined alone is checked"] += 1
         broker = str(hand.sent.id)[:12]
