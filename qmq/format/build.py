@@ -127,6 +127,19 @@ def are_short_keys(keys: Sequence[object]) -> bool:
     return min(sizes) > 0 and max(sizes) < SHORT_KEY and "".join(keys).isascii()  # type: ignore[arg-type]
 
 
+def shortened(header: AnyHeader) -> AnyHeader:
+    """Return the short key, or the text of the short order key, that stands for a header; the header if none does."""
+    if type(header) is not MessageHeader or header[1] or any(header[3:6]):
+        return header
+    packed = header.packed
+    for fronts in (_KEY_ONLY, _ORDER_KEY_ONLY):
+        for front in (fronts[1], fronts[-1]):  # the size of a longer key takes one more byte
+            raw = packed[len(front) :]
+            if 0 < len(raw) < SHORT_KEY and packed == fronts[len(raw)] + raw and raw.isascii():
+                return raw.decode()
+    return header
+
+
 def make_header(
     keys: Keys = None,
     tags: Sequence[str] | None = None,

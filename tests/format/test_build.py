@@ -30,12 +30,15 @@ from qmq.format.build import (
     little,
     make_header,
     message_bytes,
+    shortened,
 )
 from qmq.format.hashing import key_hash, tag_bits
 from qmq.format.layout import (
     HAS_KEY_HASH,
     HAS_MORE_KEYS,
     HAS_TAGS,
+    LANE_HIGH,
+    LANE_NORMAL,
     MAX_HEADER_BYTES,
     MAX_KEY_BYTES,
     MAX_KEYS,
@@ -382,6 +385,19 @@ def test_short_keys_stand_for_their_headers(given_keys: list[str]) -> None:
         mixed = [NO_HEADER, *short[1:]]
         whole = build([RunContent("a", bodies, [NO_HEADER, *headers[1:]])])
         assert b"".join(build_flat(["a"], [len(bodies)], bodies, mixed, **fields)) == whole
+
+
+KEYS = st.none() | st.text(ASCII | st.just("é"), min_size=1, max_size=300) | st.text(ASCII, min_size=1, max_size=40)
+
+
+@given(KEYS, KEYS, st.sampled_from([(), ("eu",)]), st.sampled_from([0, 5]), st.sampled_from([LANE_NORMAL, LANE_HIGH]))
+def test_a_header_is_shortened_where_a_text_stands_for_it(
+    key: str | None, order_key: str | None, tags: tuple[str, ...], expire_at: int, lane: int
+) -> None:
+    header = make_header(key, tags, None, 0, expire_at, lane, order_key)
+    is_short = is_short_key(key if order_key is None else order_key) and not (key and order_key)
+    expected = key if order_key is None else order_key
+    assert shortened(header) == (expected if is_short and not tags and not expire_at else header)
 
 
 @pytest.mark.parametrize("key", ["", "é", "k" * 256, b"k", None, 5, ["k"]])

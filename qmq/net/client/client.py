@@ -63,7 +63,7 @@ from qmq.net.client.options import (
     lane_of,
     producer_id_of,
 )
-from qmq.net.client.producer.accumulator import ORDERED_OVERHEAD, Accumulator
+from qmq.net.client.producer.accumulator import ORDERED_OVERHEAD, Accumulator, Appendable
 from qmq.net.client.producer.batch import MESSAGE_OVERHEAD
 from qmq.net.client.producer.receipts import Receipt, Receipts
 from qmq.net.protocol.frames import FrameKind
@@ -74,8 +74,10 @@ log = logging.getLogger("qmq.client")
 #: After a cancellation, closing waits this long, in seconds, for queued messages.
 CANCELLED_FLUSH: Final = 1.0
 _SUBJECTS_AT_ONCE: Final = 1_000
-#: Bytes of a message with a short order key beside its body and its order key.
-ORDERED_ROOM: Final = ORDERED_OVERHEAD + SHORT_KEY_OVERHEAD
+#: Bytes of a message with a short order key, or key, beside its body and the key.
+_ORDERED_OVERHEAD: Final = ORDERED_OVERHEAD + SHORT_KEY_OVERHEAD
+_KEYED_OVERHEAD: Final = MESSAGE_OVERHEAD + SHORT_KEY_OVERHEAD
+_NO_RUNS: Final[dict[str, Appendable]] = {}
 
 
 class ClientParts(NamedTuple):
@@ -359,41 +361,29 @@ class Client:
             and type(body) is bytes
         ):
             accumulator = self._accumulator
-            if order_key is not None:
-                ordered = accumulator.ordered.get(subject)
-                if ordered is not None and key is None and type(order_key) is str and order_key.isascii():
-                    room = accumulator.room - len(body) - (size := len(order_key)) - ORDERED_ROOM
-                    if room >= 0 and 0 < size < SHORT_KEY:
-                        accumulator.room = room
-                        bodies, tickets, headers = ordered
-                        bodies.append(body)
-                        headers.append(order_key)
-                        accumulator.ticket = ticket = accumulator.ticket + 1
-                        tickets.append(ticket)
-                        return ticket
-            elif key is None:
-                run = accumulator.plain.get(subject)
-                if run is not None:
-                    room = accumulator.room - len(body) - MESSAGE_OVERHEAD
+            text: str
+            if order_key is None:
+                if key is None:
+                    text, runs, overhead = "", accumulator.plain, MESSAGE_OVERHEAD
+                else:
+                    text, runs, overhead = key, accumulator.keyed, _KEYED_OVERHEAD
+            else:
+                text, runs, overhead = order_key, accumulator.ordered if key is None else _NO_RUNS, _ORDERED_OVERHEAD
+            run = runs.get(subject)
+            if run is not None:
+                bodies, tickets, headers = run
+                if headers is None or (type(text) is str and 0 < len(text) < SHORT_KEY and text.isascii()):
+                    room = accumulator.room - len(body) - len(text) - overhead
                     if room >= 0:
                         accumulator.room = room
-                        bodies, tickets = run
+                        if headers is not None:
+                            headers.append(text)
                         bodies.append(body)
                         accumulator.ticket = ticket = accumulator.ticket + 1
                         tickets.append(ticket)
                         return ticket
-                elif ticket := accumulator.add_single(subject, body):
-                    return ticket
-            elif (keyed := accumulator.keyed.get(subject)) is not None and type(key) is str and key.isascii():
-                room = accumulator.room - len(body) - (size := len(key)) - (MESSAGE_OVERHEAD + SHORT_KEY_OVERHEAD)
-                if room >= 0 and 0 < size < SHORT_KEY:
-                    accumulator.room = room
-                    bodies, tickets, headers = keyed
-                    bodies.append(body)
-                    headers.append(key)
-                    accumulator.ticket = ticket = accumulator.ticket + 1
-                    tickets.append(ticket)
-                    return ticket
+            elif runs is accumulator.plain and (ticket := accumulator.add_single(subject, body)):
+                return ticket
         flush = self._flush if durability is None else is_flush(durability)
         body = body_of(body)
         due = deliver_at_of(delay, deliver_at) if delay is not None or deliver_at is not None else 0

@@ -17,7 +17,15 @@ import numpy as np
 import numpy.typing as npt
 
 from qmq.errors import MessageTooLarge, QueueFull
-from qmq.format.build import NO_HEADER, SHORT_KEY_OVERHEAD, AnyHeader, MessageHeader, full_header, sizes_of_headers
+from qmq.format.build import (
+    NO_HEADER,
+    SHORT_KEY_OVERHEAD,
+    AnyHeader,
+    MessageHeader,
+    full_header,
+    shortened,
+    sizes_of_headers,
+)
 from qmq.format.lanes import ORDERED_KINDS, priority_lane_of
 from qmq.format.layout import LANE_NORMAL, LANE_ORDERED, MAX_RUNS, RUN_SIZE
 from qmq.names import check_subject
@@ -49,6 +57,8 @@ assert BATCH_BYTES // (_SINGLE_OVERHEAD + 1) < MAX_RUNS
 
 
 Takes = Callable[[int], bool]
+#: The bodies, tickets and headers of a run; None: its messages have no headers.
+Appendable = tuple[list[bytes], list[int], list[AnyHeader] | None]
 
 
 def _takes_any(broker: int) -> bool:
@@ -85,13 +95,13 @@ class Accumulator:
     """Takes messages, and returns batches. ``flush`` is the durability that most messages have."""
 
     def __init__(self, flush: bool, linger: float, max_queued_bytes: int) -> None:
-        # The short cut of send_nowait: bodies and tickets of the runs that take plain messages of the usual durability,
-        # and the bytes that still fit into their batch. The next call of a method counts the used part of ``room``.
-        self.plain: dict[str, tuple[list[bytes], list[int]]] = {}
-        #: The same for messages that have a short key only, whose runs have headers.
-        self.keyed: dict[str, tuple[list[bytes], list[int], list[AnyHeader]]] = {}
-        #: The same for messages that have a short order key only; it stands for the header.
-        self.ordered: dict[str, tuple[list[bytes], list[int], list[AnyHeader]]] = {}
+        # The short cut of send_nowait: the runs by subject that take plain messages of the usual durability, and the
+        # bytes that still fit into their batch. The next call of a method counts the used part of ``room``.
+        self.plain: dict[str, Appendable] = {}
+        #: The runs that take messages with a short key and nothing else: it stands for the header.
+        self.keyed: dict[str, Appendable] = {}
+        #: The runs that take messages with a short order key and nothing else; it stands for the header.
+        self.ordered: dict[str, Appendable] = {}
         self.room = 0
         self.ticket = 0
         # The short cut of add_single: the runs of the open batch, and the tickets of its single messages.
@@ -255,14 +265,21 @@ class Accumulator:
         key.
         """
         run.add_ticket(ticket)
-        if run.tickets is not None and self._may_cut_short:
-            if run.lane != LANE_NORMAL:
-                if run is self._last_ordered and run.lane == LANE_ORDERED and run.headers is not None:
-                    self.ordered[run.subject] = run.bodies, run.tickets, run.headers
-            elif run.headers is None:
-                self.plain[run.subject] = run.bodies, run.tickets
-            else:
-                self.keyed[run.subject] = run.bodies, run.tickets, run.headers
+        if run.tickets is None or not self._may_cut_short:
+            return
+        if run.headers is None:
+            if run.lane == LANE_NORMAL:
+                self.plain[run.subject] = run.bodies, run.tickets, None
+            return
+        if run.lane == LANE_NORMAL:
+            runs = self.keyed
+        elif run is self._last_ordered and run.lane == LANE_ORDERED:
+            runs = self.ordered
+        else:
+            return
+        if run.subject not in runs:  # those before were packed: all short keys of a batch are, at once
+            run.headers[:] = map(shortened, run.headers)
+            runs[run.subject] = run.bodies, run.tickets, run.headers
 
     def _append(self, subject: str, body: bytes, header: MessageHeader, flush: bool) -> OutgoingRun | None:
         """Append a message to the run of its subject in the open batch of the usual durability, if it is there and has
@@ -354,7 +371,7 @@ class Accumulator:
         run.bodies = bodies = [first, body]
         self.ticket = ticket = self.ticket + 1
         run.tickets = tickets = [self._single_tickets.pop(subject), ticket]
-        self.plain[subject] = bodies, tickets
+        self.plain[subject] = bodies, tickets, None
         return ticket
 
     def add_many(
@@ -425,6 +442,8 @@ class Accumulator:
         if batch is None or run is None or batch.size + size > self._batch_bytes:
             batch, run = self._open_for(name, size, kind, now)
         run.append(body, header)
+        if type(run) is OrderedRun and run is not batch.ordered[-1]:
+            batch.note_keys(run)
         batch.size += size
         self._queued_bytes += size
         if unique is not None and kind == BatchKind(flush, False, unique=True) and not lane:
@@ -456,6 +475,8 @@ class Accumulator:
                 self._seal_disorder(name, kind, one)
         batch, run = self._open_for(name, size, kind, now)
         index = run.extend(bodies, header, sizes, headers)
+        if type(run) is OrderedRun and run is not batch.ordered[-1]:
+            batch.note_keys(run)
         batch.waiters.append((run, index, len(bodies), many.part(len(bodies))))
         batch.size += size
         self._queued_bytes += size

@@ -62,7 +62,6 @@ class OutgoingBatch:
     built_runs = 0
     #: Its runs of messages with order keys, in the order in which they were begun.
     ordered: Sequence[OrderedRun] = ()
-    _counted: Sequence[int] = ()  # how many of the messages of each are in _last_runs
     #: The broker that it has to go to, by the number of its address; ANY_BROKER: to that of new batches.
     broker = ANY_BROKER
     #: Whether its messages have unique texts.
@@ -89,7 +88,8 @@ class OutgoingBatch:
         #: with many subjects, an object for each message would take most of the time, half of it in the collector.
         self.runs: dict[RunName, OutgoingRun | bytes | None] = {}
         self.singles: dict[RunName, int] = {}  # tickets of single messages by subject
-        self._last_runs: dict[str, int] = {}  # by order key: the number of the last of ``ordered`` that has it
+        # By order key: the number of the last of ``ordered`` that has it, but for messages at the end of the last one.
+        self._last_runs: dict[str, int] = {}
         self.size = BATCH_OVERHEAD  # counts against limits; never below the size of the built batch
         self.waiters: list[tuple[OutgoingRun, int, int, Waiter]] = []  # run, first index, count (0: one send), waiter
 
@@ -144,21 +144,34 @@ class OutgoingBatch:
             self.has_lanes = True
             run = LaneRun(name)
             if name[1] >= LANE_ORDERED:
-                run = OrderedRun(name)
-                self.ordered = [*self.ordered, run]
-                self._counted = [*self._counted, 0]
+                run = self._new_ordered(name)
         self.runs[name] = run
         return run
 
+    def _new_ordered(self, name: tuple[str, int]) -> OrderedRun:
+        run = OrderedRun(name)
+        if not self.ordered:
+            self.ordered = []
+        else:
+            self.note_keys(self.ordered[-1])
+            run.number = len(self.ordered)
+        self.ordered.append(run)  # type: ignore[attr-defined]  # only one that is empty is no list
+        return run
+
+    def note_keys(self, run: OrderedRun) -> None:
+        """Remember that a run has the order keys of the messages that came to it since the last call. To be called
+        when messages came to another run than the last one.
+        """
+        last, number = self._last_runs, run.number
+        for header in (run.headers or ())[run.noted :]:
+            order_key = key_of(header)
+            last[order_key] = max(number, last.get(order_key, 0))
+        run.noted = len(run.bodies)
+
     def may_follow(self, run: OrderedRun, order_key: str) -> bool:
         """Return whether a message with that order key may go to the end of *run*: no run behind that has the key."""
-        last = self._last_runs
-        for number, (one, counted) in enumerate(zip(self.ordered, self._counted, strict=True)):
-            for header in (one.headers or ())[counted:]:
-                known = key_of(header)
-                last[known] = max(number, last.get(known, 0))
-        self._counted = [len(one.bodies) for one in self.ordered]
-        return last.get(order_key, -1) <= self.ordered.index(run)
+        self.note_keys(self.ordered[-1])
+        return self._last_runs.get(order_key, -1) <= run.number
 
     def build(self, created_at_us: int, producer_id: bytes, producer_sequence: int, source: bytes = NO_SOURCE) -> None:
         """Build the bytes of the batch, and free the bodies."""

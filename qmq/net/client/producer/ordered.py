@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from operator import itemgetter
 from typing import Any, Final
@@ -18,6 +19,9 @@ from qmq.net.client.producer.run import LaneRun
 
 _Indexes = npt.NDArray[np.int64]
 _SLOTS: Final = np.uint64(ORDER_SLOTS)
+_NO_INDEXES: Final = np.zeros(0, np.int64)
+#: Up to this many messages a run is sorted without numpy.
+_FEW: Final = 16
 
 
 class OrderedRun(LaneRun):
@@ -25,11 +29,13 @@ class OrderedRun(LaneRun):
     which message is where in the batch: it holds indexes of messages.
     """
 
-    __slots__ = ("counts", "lanes", "order")
+    __slots__ = ("counts", "lanes", "noted", "number", "order")
 
     def __init__(self, name: tuple[str, int]) -> None:
         super().__init__(name)
-        self.order: _Indexes = np.zeros(0, np.int64)
+        self.order: _Indexes = _NO_INDEXES
+        #: Which one of its batch's ordered runs it is, and of how many of its messages the batch has noted the keys.
+        self.number = self.noted = 0
         #: The lane of each run, and its count of messages.
         self.lanes: list[int] = []
         self.counts: list[int] = []
@@ -40,14 +46,22 @@ class OrderedRun(LaneRun):
         """
         assert self.headers is not None
         headers = [header.encode() if type(header) is str else header for header in self.headers]
-        slots = _slots_of(headers)
-        self.order = order = np.argsort(slots, kind="stable")
-        counts = np.bincount(slots, minlength=ORDER_SLOTS)
-        found = np.flatnonzero(counts)
-        self.lanes, self.counts = (found | self.lane).tolist(), counts[found].tolist()
+        if len(headers) <= _FEW:
+            few = list(map(_slot_of, headers))
+            indexes = sorted(range(len(few)), key=few.__getitem__)
+            self.order = np.array(indexes, np.int64)
+            count_of = Counter(few[index] for index in indexes)
+            self.lanes, self.counts = [slot | self.lane for slot in count_of], list(count_of.values())
+        else:
+            slots = _slots_of(headers)
+            self.order = np.argsort(slots, kind="stable")
+            counts = np.bincount(slots, minlength=ORDER_SLOTS)
+            found = np.flatnonzero(counts)
+            self.lanes, self.counts = (found | self.lane).tolist(), counts[found].tolist()
+            indexes = self.order.tolist()
         if len(headers) == 1:
             return self.bodies, headers
-        chosen = itemgetter(*order.tolist())
+        chosen = itemgetter(*indexes)
         return list(chosen(self.bodies)), list(chosen(headers))
 
     def span(self, stored: StoredSpan, first_sequences: Sequence[int] | None) -> OrderedSpan:
@@ -121,5 +135,8 @@ def _slots_of(headers: Sequence[Any]) -> _Indexes:
     if set(map(type, headers)) == {bytes}:
         hashes = np.fromiter(map(hash_bytes, headers), np.uint64, len(headers))
         return (hashes % _SLOTS).astype(np.int64)
-    lanes = (header.lane if type(header) is MessageHeader else hash_bytes(header) for header in headers)
-    return np.fromiter((lane % ORDER_SLOTS for lane in lanes), np.int64, len(headers))
+    return np.fromiter(map(_slot_of, headers), np.int64, len(headers))
+
+
+def _slot_of(header: Any) -> int:
+    return (header.lane if type(header) is MessageHeader else hash_bytes(header)) % ORDER_SLOTS
