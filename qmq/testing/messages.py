@@ -49,7 +49,8 @@ class DispositionRecorder:
         self.hands_over = False
         self.loop: Any = self
         self.failures = self
-        self.thread_dispositions = self
+        self.thread_dispositions = self.waiting = self
+        self.is_due = True
 
     def record(self, name: DispositionName, delay_us: int | None = None, reason: str = "") -> None:
         """Record a disposition, unless there is one."""
@@ -65,7 +66,7 @@ class DispositionRecorder:
         """Call it now: there is no thread of a client."""
         call(*arguments)
 
-    def ack(self, in_flight: InFlightWindow, sequence: int, call_soon: object) -> None:
+    def append(self, ack: int) -> None:
         """Record an ack of a message without asyncio."""
         self.record("ack")
 

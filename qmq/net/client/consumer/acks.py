@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
+from weakref import WeakValueDictionary
 
 from qmq.errors import Fenced, QmqError, UnknownSubscription
 from qmq.format.run import Envelopes
@@ -45,6 +46,8 @@ ACK_COUNT: Final = 1_000
 
 #: A plain integer: reading a member of an enum looks it up by name.
 _ACK: Final = int(FrameKind.ACK)
+#: More than there are delivery sequences.
+_SEQUENCES: Final = 1 << 64
 
 Subscribed = tuple[BrokerConnection, int]
 
@@ -138,6 +141,7 @@ class AckSender:
             self.refused += self._undecided.size
         self._undecided = Intervals()
         self.in_flight = InFlightWindow(self, consumer_state)
+        self.thread_dispositions.add(self.in_flight)
         if not self.unconfirmed:
             self._wake_waiters()
 
@@ -438,49 +442,58 @@ class ThreadDispositions:
     """
 
     def __init__(self) -> None:
-        self._waiting: deque[tuple[InFlightWindow, int] | Callable[[], object]] = deque()
-        self._due = False  # the loop will call _take
+        #: Acks, and functions that give other dispositions. An ack is ``thread_base`` of its window plus the delivery
+        #: sequence: one number, since a tuple for each has the garbage collector run all the time.
+        self.waiting: deque[int | Callable[[], object]] = deque()
+        #: The loop will take them. Whoever adds one while it is False calls ``want_take``.
+        self.is_due = False
+        self._windows = WeakValueDictionary[int, InFlightWindow]()
+        self._next_base = 0
 
-    def ack(
-        self, in_flight: InFlightWindow, sequence: int, call_soon_threadsafe: Callable[[Callable[[], None]], object]
-    ) -> None:
-        """[any thread] Ack one message. Raises RuntimeError if the loop is closed."""
-        self._waiting.append((in_flight, sequence))
-        if not self._due:
-            self._want_take(call_soon_threadsafe)
+    def add(self, in_flight: InFlightWindow) -> None:
+        """Give a window its ``thread_base``."""
+        in_flight.thread_base = self._next_base
+        self._windows[self._next_base] = in_flight
+        self._next_base += _SEQUENCES
 
     def call(self, dispose: Callable[[], object], call_soon_threadsafe: Callable[[Callable[[], None]], object]) -> None:
         """[any thread] Call a function that gives any disposition. Raises RuntimeError if the loop is closed."""
-        self._waiting.append(dispose)
-        if not self._due:
-            self._want_take(call_soon_threadsafe)
+        self.waiting.append(dispose)
+        if not self.is_due:
+            self.want_take(call_soon_threadsafe)
 
-    def _want_take(self, call_soon_threadsafe: Callable[[Callable[[], None]], object]) -> None:
-        self._due = True
+    def want_take(self, call_soon_threadsafe: Callable[[Callable[[], None]], object]) -> None:
+        """[any thread] Have the loop take what waits. Raises RuntimeError if it is closed."""
+        self.is_due = True
         try:
             call_soon_threadsafe(self._take)
         except RuntimeError:
-            self._due = False
+            self.is_due = False
             raise
 
     def _take(self) -> None:
         """Give the waiting dispositions, consecutive acks as one range."""
-        self._due = False  # cleared first: one that comes during the loop may be too late for it, and calls again
-        waiting = self._waiting
-        current: InFlightWindow | None = None
+        self.is_due = False  # cleared first: one that comes during the loop may be too late for it, and calls again
+        take = self.waiting.popleft
         start = end = 0
-        for _ in range(len(waiting)):
-            disposition = waiting.popleft()
-            in_flight, sequence = disposition if type(disposition) is tuple else (None, -1)
-            if sequence != end or in_flight is not current:
-                if current is not None:
-                    current.ack(start, end)
-                current, start = in_flight, sequence
-            end = sequence + 1
-            if callable(disposition):
-                try:
-                    disposition()
-                except Exception:  # a bug of the client: those after it must not be left behind
-                    log.exception("a disposition of another thread failed")
-        if current is not None:
-            current.ack(start, end)
+        for _ in range(len(self.waiting)):
+            disposition = take()
+            if type(disposition) is int:
+                if disposition != end:
+                    self._ack(start, end)
+                    start = disposition
+                end = disposition + 1
+                continue
+            self._ack(start, end)
+            start = end = 0
+            try:
+                disposition()  # type: ignore[operator]  # a function is all that is left
+            except Exception:  # a bug of the client: those after it must not be left behind
+                log.exception("a disposition of another thread failed")
+        self._ack(start, end)
+
+    def _ack(self, start: int, end: int) -> None:
+        base = start - start % _SEQUENCES
+        in_flight = self._windows.get(base) if start < end else None
+        if in_flight is not None:  # else nobody has a message of it
+            in_flight.ack(start - base, end - base)

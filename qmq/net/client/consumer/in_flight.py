@@ -166,6 +166,8 @@ class InFlightWindow:
         #: The delivery sequence after the last ack: an ack of exactly this message may just increment it.
         self.tail = -1
         self._streak = 0
+        #: What tells this window's delivery sequences from those of others, among the acks of threads.
+        self.thread_base = 0
         #: The reason why no message is in flight any more: another subscriber took over, or the session expired.
         self.fenced: Fenced | None = None
         #: Acks that the broker has refused, or may have.

@@ -54,13 +54,16 @@ class SyncMessage(Message):
         if wait:
             wait_for(in_flight, super().ack)
             return
-        owner = in_flight.owner
+        number = self._number
         if in_flight.fenced is not None:
-            in_flight.late("ack()", self._number, self._number + 1, self)
-        try:
-            owner.thread_dispositions.ack(in_flight, self._number, owner.loop.call_soon_threadsafe)
-        except RuntimeError:  # the client is closed
-            in_flight.late("ack()", self._number, self._number + 1, self)
+            in_flight.late("ack()", number, number + 1, self)
+        acks = in_flight.owner.thread_dispositions
+        acks.waiting.append(in_flight.thread_base + number)
+        if not acks.is_due:  # else the loop takes it with those before
+            try:
+                acks.want_take(in_flight.owner.loop.call_soon_threadsafe)
+            except RuntimeError:  # the client is closed
+                in_flight.late("ack()", number, number + 1, self)
 
     def nack(self, delay: Duration | None = None, reason: str = "") -> None:  # type: ignore[override]  # waits by itself
         """Hand the message back as failed. See ``Message.nack``."""
