@@ -553,13 +553,12 @@ class Worker:
                     self._record.count["ack of what was taken back"] += 1
                 else:
                     self._record.wrong(f"group {session.group.name}: the ack of {message}, taken back, was taken")
-            case "nack":
-                await message.nack()
-            case "reject":
-                await message.reject("it was taken back")
-            case "release":
-                with suppress(qmq.Fenced):  # the broker has given up the consumer since
-                    await message.release()
+            case "nack" | "reject" | "release" as call:
+                try:
+                    await (message.reject("it was taken back") if call == "reject" else getattr(message, call)())
+                except qmq.Fenced:  # the broker has given up the consumer since
+                    if call != "release" and not session.group.is_loose:
+                        raise
             case "with":
                 async with message:
                     pass
