@@ -840,8 +840,8 @@ def _resolve(store: Store, start: str | tuple[str, int] | None, default: str) ->
         return StartRule("first", 0, subjects), _first_rows(store)
     elif start[0] == "sequence":
         assert isinstance(start, tuple)
-        # A subject has its number before its first message is visible. Those of one partition stay as they are.
-        until_us = store.last_stored_at_us if len(store.partitions) > 1 else 0
+        # A start may number subjects anew: messages of other partitions, and delayed ones, gave them their numbers.
+        until_us = max(store.last_stored_at_us, 1)
         return StartRule("sequence", start[1], subjects, until_us), _first_rows(store)
     else:
         assert isinstance(start, tuple)

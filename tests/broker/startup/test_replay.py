@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from qmq.broker.ports.commands import Subscribe
+from qmq.format.build import RunContent, make_header
 from tests.broker.harness import Driven, bodies_of
 from tests.broker.test_admin import ask
 
@@ -62,6 +63,26 @@ def test_a_start_at_a_sequence_holds_for_subjects_that_get_other_numbers(
         driven.restart()
     command = Subscribe(1, driven.request(), "g", (prefix,), "c", None)
     subscription = driven.do(command)[-1].subscription  # type: ignore[union-attr]
+    assert sorted(bodies_of(driven.pull(subscription))) == [b"late 0", b"late 1", b"late 2", b"old 2"]
+    driven.close()
+
+
+@pytest.mark.parametrize("begins_by", ["start", "seek"])
+def test_a_start_at_a_sequence_holds_behind_delayed_messages(tmp_path: Path, begins_by: str) -> None:
+    """A delayed message gives its subject a number. A start gives one to what is in the message log first."""
+    driven = Driven(tmp_path)
+    late = make_header(deliver_at=driven.now.wall_us + 1_000_000_000)
+    driven.send_runs(RunContent("a.delayed", [b"1"], [late]))
+    for number in range(3):
+        driven.send("a.old", b"old %d" % number)
+    driven.subscribe("a.", start=("sequence", 2) if begins_by == "start" else None)
+    if begins_by == "seek":
+        ask(driven, "seek_group", group="g", to=["sequence", 2])
+    for number in range(3):
+        driven.send("a.late", b"late %d" % number)
+    driven.store.close(clean=False)
+    driven.open()
+    subscription = driven.subscribe("a.")
     assert sorted(bodies_of(driven.pull(subscription))) == [b"late 0", b"late 1", b"late 2", b"old 2"]
     driven.close()
 
