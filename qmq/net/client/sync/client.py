@@ -39,7 +39,7 @@ from qmq.net.client.producer.receipts import Receipt, Receipts
 from qmq.net.client.sync.admin import SyncAdmin
 from qmq.net.client.sync.consumer import SyncConsumer
 from qmq.net.client.sync.finder import SyncFinder
-from qmq.net.client.sync.loop_thread import ClientThread
+from qmq.net.client.sync.loop_thread import ClientThread, check_threads
 from qmq.net.protocol.types import Mode
 
 
@@ -111,6 +111,7 @@ class SyncClient:
                 _inherited.append(thread)
                 thread = None
             if thread is None:
+                check_threads()
                 thread = self._thread = ClientThread(self._options)
             return thread
 

@@ -206,6 +206,17 @@ class ClientThread:
         self._thread.join()
 
 
+def check_threads() -> None:
+    """Raise UsageError where gevent has replaced threads: the client's would wait for ever for its turn."""
+    monkey = sys.modules.get("gevent.monkey")
+    if monkey is not None and monkey.is_module_patched("threading"):
+        raise UsageError(
+            "gevent has replaced threads (monkey.patch_all), and this client needs one: begin the program with "
+            "monkey.patch_all(thread=False), and call what waits in a thread, for instance "
+            "gevent.get_hub().threadpool.apply(consumer.pull, (100,))"
+        )
+
+
 def _new_loop() -> asyncio.AbstractEventLoop:
     """Return a loop of uvloop, where it is installed: nobody else uses this loop."""
     try:
