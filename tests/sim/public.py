@@ -470,6 +470,10 @@ class History:
             are_twice = any(sent.may_be_twice for sent in self.record.sent.values())
             if group.begins or group.is_changed or group.is_loose or len(group.tag_sets) > 1 or are_twice:
                 found["filtered"] = filtered
+            if self.retains:  # what was stored before somebody followed it may have gone unseen
+                early = sum(sent.begun < group.entered for sent in self.record.sent.values())
+                if filtered - early <= found["filtered"] <= filtered:
+                    found["filtered"] = filtered
             if found != wanted:
                 self.record.wrong(f"group {name} has {found} in place of {wanted}")
             died[name] = len(letters)

@@ -130,7 +130,7 @@ class Boss:
         if not stored:
             return
         sent = self._chance.choice(stored)
-        with suppress(qmq.UnknownMessage):  # a broker is away, or retention has removed it
+        with suppress(qmq.UnknownMessage, qmq.BrokersMissed):  # a broker is away, or retention has removed it
             message = await client.get(str(sent.id))
             self._record.check_content(sent, message)
             trace = await client.trace(str(sent.id))
