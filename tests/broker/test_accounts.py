@@ -87,7 +87,10 @@ def test_what_the_cursors_pass_is_what_pulls_were_given(
     before = 0 if stop is not killed else given
     given = len(consumer.pull())
     assert given
-    assert passed(driven) == before + given
+    # After a kill nobody knows which subjects had their numbers before: the group begins at 2 in these.
+    is_known = start != ("sequence", 2) or stop is not killed
+    assert group_of(driven).is_comparable == is_known
+    assert not is_known or passed(driven) == before + given
     driven.close()
 
 
@@ -342,9 +345,10 @@ def test_a_group_that_begins_behind_a_leaving_segment_gets_earlier_messages_of_o
     consumer = Consumer(driven, "c", "a.")
     assert consumer.pull(82)
     assert wrongly_passed(driven.store, group_of(driven)) is None
+    driven.store.close(clean=False)  # the segment has not gone, and no record says that it was leaving
+    driven.open()
     look(driven)
     assert texts(driven) == []
-    driven.store.stay()
     driven.close()
 
 

@@ -114,6 +114,7 @@ class GroupReplay:
             start, positions, clear_retries, _ = fields
             self._seek(group, self._begin(start, positions), clear_retries)
             self._begin_renumbered(group, StartRule(*start), list(group.all_filters()))
+            self._begin_beside_leaving(group)
         elif kind == RecordKind.DELETE:
             self._delete(group)
         elif kind == RecordKind.RESERVE:
@@ -145,6 +146,7 @@ class GroupReplay:
             subject_filter = group.follow(prefix, self._begin(start, positions), ordinal)
             self._arrivals.watch(subject_filter)
             self._begin_renumbered(group, StartRule(*start), [subject_filter])
+            self._begin_beside_leaving(group)
 
     def _begin(self, start: list[Any], positions: list[int]) -> GroupStart:
         row_cursors = [
@@ -157,6 +159,13 @@ class GroupReplay:
         elif rule.until_us:  # their cursors are set
             rule = rule._replace(subjects=min(rule.subjects, subjects.checkpointed))
         return GroupStart(rule, row_cursors, positions)
+
+    def _begin_beside_leaving(self, group: Group) -> None:
+        """Compare no cursors of a group that may have begun behind a segment that was leaving: it may be there still,
+        and no record says so.
+        """
+        if any(part.message_log.sealed for part in self._store.partitions):
+            group.compare_anew()
 
     def _begin_renumbered(self, group: Group, rule: StartRule, filters: list[SubjectFilter]) -> None:
         """Set the cursors of a start at a sequence in subjects that no checkpoint has and that were there then."""
