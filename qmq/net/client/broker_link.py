@@ -35,6 +35,7 @@ from qmq.net.client.options import ClientOptions, producer_id_of
 from qmq.net.client.producer.accumulator import BATCH_BYTES, SendLimits
 from qmq.net.client.producer.receipts import Receipt
 from qmq.net.client.producer.window import SendWindow
+from qmq.net.client.tasks import begin_task
 from qmq.net.protocol import frames
 from qmq.net.protocol.frames import FrameKind
 from qmq.net.protocol.types import KnownConsumer
@@ -231,7 +232,7 @@ class Link:
         self._sending.last_error = error
         self._backoff.next_delay()
         self._start_tick()
-        self._reconnecting = self._loop.create_task(self._reconnect_until_done(), name="qmq-reconnect")
+        self._reconnecting = begin_task(self._reconnect_until_done(), self._loop, "qmq-reconnect")
 
     def close(self, error: QmqError, later: QmqError | None = None) -> None:
         """Close the link; everything that waits for it raises *error*, and so do later calls, or *later*."""
@@ -507,7 +508,7 @@ class Link:
             self._let_out = error
         elif is_let_out and self._owner.is_hopeless(self, error):
             return
-        self._reconnecting = self._loop.create_task(self._reconnect_until_done(), name="qmq-reconnect")
+        self._reconnecting = begin_task(self._reconnect_until_done(), self._loop, "qmq-reconnect")
 
     def _warn(self, error: QmqError, now: float) -> None:
         if self._backoff.tries > 1 and now < self._warned_at + WARN_EVERY:

@@ -35,6 +35,7 @@ from qmq.net.client.producer.accumulator import Accumulator
 from qmq.net.client.producer.outcomes import Outcomes
 from qmq.net.client.producer.receipts import Receipt
 from qmq.net.client.producer.window import SendWindow
+from qmq.net.client.tasks import begin_task
 from qmq.net.protocol.frames import FrameKind
 
 #: Order keys whose brokers are remembered.
@@ -195,7 +196,7 @@ class Brokers:
 
     async def _try_to_open(self, loop: asyncio.AbstractEventLoop) -> QmqError | None:
         """Connect to all brokers; return the error if none has answered. Raises a refusal that is not retryable."""
-        tasks = [loop.create_task(link.open(), name="qmq-connect") for link in self.links]
+        tasks = [begin_task(link.open(), loop, "qmq-connect") for link in self.links]
         try:
             await self._opened(tasks)
         except BaseException as error:
@@ -282,7 +283,7 @@ class Brokers:
         sent = self._loop.create_future()
         self.outcomes.flush(sent)
         self.want_turn()
-        leaving = self._loop.create_task(self.leave_consumers(None), name="qmq-leave")
+        leaving = begin_task(self.leave_consumers(None), self._loop, "qmq-leave")
         until = self._loop.time() + LEFT_OPEN_FLUSH
         while not (sent.done() and leaving.done()) and (left := until - self._loop.time()) > 0:
             with suppress(asyncio.CancelledError):
@@ -296,7 +297,7 @@ class Brokers:
     def leave(self) -> None:
         """Close a client that the program dropped, as the end of the loop would."""
         if self._life is not None and self._loop is not None and self._leaving is None:
-            self._leaving = self._loop.create_task(self._leave(self._life), name="qmq-leave")
+            self._leaving = begin_task(self._leave(self._life), self._loop, "qmq-leave")
 
     @staticmethod
     async def _leave(life: AsyncGenerator[None]) -> None:
@@ -367,7 +368,7 @@ class Brokers:
             found = [link for link in self.links if link.connection is not None]
             if found:
                 return found
-            waits = [asyncio.ensure_future(link.connected()) for link in self.links]
+            waits = [begin_task(link.connected(), self.ready(), "qmq-reached") for link in self.links]
             try:
                 await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             finally:
@@ -385,7 +386,7 @@ class Brokers:
         loop = self.ready()
         if all(link.connection is not None for link in self.links):
             return self.links
-        waits = [asyncio.ensure_future(link.connected()) for link in self.links]
+        waits = [begin_task(link.connected(), loop, "qmq-reached") for link in self.links]
         try:
             if leaves_out_away:
                 until = loop.time() + timeout

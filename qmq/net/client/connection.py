@@ -28,6 +28,7 @@ from qmq.net.client.blocking import give_up_socket
 from qmq.net.client.dial import Route, Routes, SocketAddress
 from qmq.net.client.dial_in_loop import dial_in_loop, routes_to
 from qmq.net.client.in_thread import in_thread
+from qmq.net.client.tasks import begin_task
 from qmq.net.protocol import frames
 from qmq.net.protocol.frames import FRAME, FRAME_SIZE, Frame, FrameKind, made
 from qmq.net.protocol.messages import EMPTY_HEAD, MessagesHead, decode_head
@@ -136,7 +137,7 @@ async def timeout_while_still(seconds: float, moved_at: Callable[[], float]) -> 
             until = max(until, moved_at() + seconds)
         timeout.reschedule(now)
 
-    looking = loop.create_task(look(), name="qmq-timeout")
+    looking = begin_task(look(), loop, "qmq-timeout")
     try:
         async with asyncio.timeout(None) as timeout:
             yield

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from qmq.net.client.address import Address
 from qmq.net.client.dial import NEXT_AFTER_S, Route, Routes, joined, look_up
 from qmq.net.client.look_ups import LOOK_UPS
+from qmq.net.client.tasks import begin_task
 
 
 async def routes_to(address: Address, routes: Routes, loop: asyncio.AbstractEventLoop) -> list[Route]:
@@ -28,7 +29,7 @@ async def dial_in_loop(routes: Sequence[Route], loop: asyncio.AbstractEventLoop)
     try:
         while waiting or tasks:
             if waiting:
-                tasks.add(loop.create_task(_connected(waiting.popleft(), loop), name="qmq-dial"))
+                tasks.add(begin_task(_connected(waiting.popleft(), loop), loop, "qmq-dial"))
             timeout = NEXT_AFTER_S if waiting else None
             done, _ = await asyncio.wait(tasks, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
             for task in done:

@@ -36,6 +36,7 @@ from qmq.format.bounded_msgpack import unpack
 from qmq.format.versions import check_version
 from qmq.net.client.consumer.in_flight import MAX_INTERVALS
 from qmq.net.client.in_thread import going_on, in_thread, taken_in_thread
+from qmq.net.client.tasks import begin_task
 from qmq.net.protocol.types import KnownConsumer
 
 #: With the version before the end of the line.
@@ -228,8 +229,10 @@ class AckFile:
     def _due(self) -> None:
         self._timer = None
         if self._writing is None or self._writing.done():
-            self._writing = asyncio.get_running_loop().create_task(
-                going_on(self._write, f"writing the state file of consumer {self._consumer}"), name="qmq-state"
+            self._writing = begin_task(
+                going_on(self._write, f"writing the state file of consumer {self._consumer}"),
+                asyncio.get_running_loop(),
+                "qmq-state",
             )
 
     async def _write(self, *, again: bool = True) -> None:

@@ -30,6 +30,7 @@ from qmq.net.client.consumer.nacks import (
     left_block_error,
 )
 from qmq.net.client.in_thread import going_on
+from qmq.net.client.tasks import begin_task
 from qmq.net.protocol import frames
 from qmq.net.protocol.frames import FrameKind
 from qmq.net.protocol.types import ConsumerState, Disposition, KnownConsumer
@@ -201,8 +202,10 @@ class AckSender:
             self._timer.cancel()  # another event than the timer may call
             self._timer = None
         if self._sending is None or self._sending.done():
-            self._sending = asyncio.get_running_loop().create_task(
-                going_on(self._send_soon, f"sending the acks of consumer {self._consumer}"), name="qmq-acks"
+            self._sending = begin_task(
+                going_on(self._send_soon, f"sending the acks of consumer {self._consumer}"),
+                asyncio.get_running_loop(),
+                "qmq-acks",
             )
 
     async def _send_soon(self) -> None:

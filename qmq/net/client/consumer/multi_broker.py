@@ -23,6 +23,7 @@ from qmq.net.client.consumer.acks import AckSender
 from qmq.net.client.consumer.pull import Puller, open_runs, release
 from qmq.net.client.group_settings import DEFAULT_TERMS, SubscriptionTerms
 from qmq.net.client.options import PULL_BYTES, Start, check_pull, make_consumer_id
+from qmq.net.client.tasks import begin_task
 
 #: Seconds to wait for one broker's messages at hand before the next broker is asked.
 TURN_TIMEOUT: Final = 0.05
@@ -124,7 +125,7 @@ class MultiBrokerPuller:
     async def enter(self) -> None:
         """Subscribe at all brokers; return once one has answered. Raises a broker's refusal."""
         loop = asyncio.get_running_loop()
-        tasks = {loop.create_task(self._enter_one(puller), name="qmq-subscribe") for puller in self._pullers}
+        tasks = {begin_task(self._enter_one(puller), loop, "qmq-subscribe") for puller in self._pullers}
         try:
             done, self._entering = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if self._entering:  # let brokers that are up take part from the first pull on
@@ -278,7 +279,7 @@ class MultiBrokerPuller:
         return puller in self._entered
 
     def _ask(self, puller: Puller, most: int, timeout: float | None) -> None:
-        task = asyncio.get_running_loop().create_task(puller.pull(most, 1, timeout, self._max_bytes), name="qmq-pull")
+        task = begin_task(puller.pull(most, 1, timeout, self._max_bytes), asyncio.get_running_loop(), "qmq-pull")
         self._tasks[puller], self._asked[puller] = task, most
 
     async def _wait(self, pullers: set[Puller], timeout: float | None, taken: list[Run]) -> None:

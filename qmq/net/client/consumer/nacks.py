@@ -28,6 +28,7 @@ from qmq.net.client.consumer.in_flight import (
 )
 from qmq.net.client.failover.handover import HandoverClient
 from qmq.net.client.failover.spool import SpooledDispositions
+from qmq.net.client.tasks import begin_task
 from qmq.net.protocol import frames
 from qmq.net.protocol.frames import FrameKind
 from qmq.net.protocol.types import Disposition, cut_reason
@@ -412,7 +413,7 @@ class NackSender:
 
     def _spawn(self, work: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop) -> asyncio.Task[None]:
         try:
-            task = loop.create_task(work, name="qmq-hand-back")
+            task = begin_task(work, loop, "qmq-hand-back")
         except RuntimeError:  # called in a wrong thread, in asyncio's debug mode
             work.close()
             raise

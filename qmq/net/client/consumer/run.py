@@ -11,6 +11,7 @@ from qmq.errors import InvalidOption, UsageError
 from qmq.format.layout import LANE_ORDERED
 from qmq.net.client.consumer.feed import MessageFeed
 from qmq.net.client.consumer.message import Message, fail, is_dropped, is_open
+from qmq.net.client.tasks import begin_task
 
 log = logging.getLogger("qmq.client")
 
@@ -44,7 +45,7 @@ class HandlerRun:
         """
         loop = asyncio.get_running_loop()
         stopped = asyncio.Event()
-        waiting = loop.create_task(stopped.wait(), name="qmq-run")
+        waiting = begin_task(stopped.wait(), loop, "qmq-run")
         self._feed.on_stop.append(stopped.set)
         self._feed.on_dropped.append(self._drop)
         tasks = [worker.start(loop) for worker in self._workers]
@@ -108,7 +109,7 @@ class _Worker:
 
     def start(self, loop: asyncio.AbstractEventLoop) -> asyncio.Task[None]:
         """Start the worker's task."""
-        self.task = loop.create_task(self._work(), name="qmq-handler")
+        self.task = begin_task(self._work(), loop, "qmq-handler")
         self._feed.note(self.task)
         return self.task
 

@@ -27,6 +27,7 @@ from qmq.net.client.consumer.acks import AckSender
 from qmq.net.client.consumer.solo_cursor import SoloCursor, without_covered
 from qmq.net.client.group_settings import SubscriptionTerms, shown_settings
 from qmq.net.client.options import Start, make_consumer_id, start_of
+from qmq.net.client.tasks import begin_task
 from qmq.net.protocol import frames
 from qmq.net.protocol.frames import FrameKind
 from qmq.net.protocol.types import AGAIN, FOLLOW, LOOK, ConsumerState, KnownConsumer
@@ -201,7 +202,7 @@ class ConsumerSubscription:
         if self._task is not None and self._task.done() and not self._task.cancelled() and not self._task.exception():
             self._task = None
         if self._task is None and self.inside and not self.is_current:
-            self._task = asyncio.get_running_loop().create_task(self._subscribe(), name="qmq-subscribe")
+            self._task = begin_task(self._subscribe(), asyncio.get_running_loop(), "qmq-subscribe")
 
     async def _subscribe(self) -> None:
         """Subscribe as soon as the broker can be reached. Raises errors that a retry cannot mend."""

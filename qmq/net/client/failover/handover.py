@@ -22,6 +22,7 @@ from qmq.net.client.broker_link import Link
 from qmq.net.client.connection import BrokerConnection
 from qmq.net.client.failover.spool import Record, Spool, SpooledDispositions, WaitingSpool
 from qmq.net.client.in_thread import going_on, in_thread, taken_in_thread
+from qmq.net.client.tasks import begin_task
 from qmq.net.protocol.frames import FRAME_SIZE, FrameKind, pack_meta
 
 log = logging.getLogger("qmq.client")
@@ -152,8 +153,8 @@ class HandoverClient:
     def broker_came(self) -> None:
         """Send the records of the spool, as a broker is connected."""
         if (self._replaying is None or self._replaying.done()) and self._spool.may_wait:
-            self._replaying = asyncio.get_running_loop().create_task(
-                going_on(self._replay, "sending the spool"), name="qmq-spool"
+            self._replaying = begin_task(
+                going_on(self._replay, "sending the spool"), asyncio.get_running_loop(), "qmq-spool"
             )
 
     async def _replay(self) -> None:
