@@ -126,7 +126,7 @@ class DelayedMessages:
         name = MessageId.parse(text)
         answer = Administered(command.connection, command.request, {"cancelled": True})
         if self._was_cancelled(name, command.connection):
-            self._effects.append(answer)
+            self._intake.replies.answer_on_disk(self._delayed.partition(), answer)
             return
         try:
             with self._reads.looking_up(tries):

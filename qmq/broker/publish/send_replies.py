@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qmq.broker.ports.commands import Send
-from qmq.broker.ports.effects import Effect, LastSequenceIs, Refused, Sent, SentDuplicates, SyncWanted
+from qmq.broker.ports.effects import Administered, Effect, LastSequenceIs, Refused, Sent, SentDuplicates, SyncWanted
 from qmq.broker.publish.dedup import Producers, RememberedBatch
 from qmq.broker.publish.staging import MOST_WAITING, Answer, StagedPartition
 from qmq.broker.publish.unique_sends import Duplicates, UniqueBatch, answer_to, left_out_before, places_of
@@ -220,6 +220,17 @@ class SendReplies:
             self._effects.append(effect)
         else:
             end = partition.end()  # covers the batch; waiting stays in order of position
+            self.wait(partition, end, effect)
+            self.want_sync(partition)
+
+    def answer_on_disk(self, partition: StagedPartition, effect: Administered) -> None:
+        """Send *effect* once all that a partition has is on disk; after a failed sync, the error instead."""
+        end = partition.end()
+        if end <= max(partition.synced, partition.stored.message_log.synced):
+            self._effects.append(effect)
+        elif partition.broken is not None:
+            self._effects.append(Refused(effect.connection, effect.request, partition.broken))
+        else:
             self.wait(partition, end, effect)
             self.want_sync(partition)
 
