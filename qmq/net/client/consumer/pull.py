@@ -431,7 +431,8 @@ class Puller:
                 if self._filtered and self._received.count < min_count and now < deadline + GRACE:
                     continue  # messages may follow those that were filtered out
                 break
-            if has_messages and now < asked_until and self._received.size < self._max_bytes > self._size.most:
+            is_small = self._size.most < self._max_bytes and self._received.size < self._max_bytes
+            if has_messages and now < asked_until and is_small:
                 continue  # the link is slow, so the answer had fewer bytes than the program takes
             if has_messages and now < asked_until:
                 break  # fewer than min_count, because they have many bytes
