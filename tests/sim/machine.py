@@ -12,7 +12,7 @@ from qmq.broker.broker import Broker
 from qmq.broker.ports.commands import Checked, Fetched, Now, ReadDone, Synced
 from qmq.broker.ports.effects import CheckWanted, FetchWanted, ReadWanted, ReadWork, SyncWanted
 from qmq.broker.ports.limits import BrokerLimits
-from qmq.errors import QmqError
+from qmq.errors import QmqError, StorageError
 from qmq.net.server import Server, ServerOptions
 from qmq.net.server.replies import DiskWork
 from qmq.storage.store import Store, StoreOptions
@@ -190,13 +190,27 @@ class Machine:
         return Checked(wanted.number, batch, damage, None)
 
     def _checkpoint(self, process: Process) -> None:
-        checkpoint, began_at = self.store.begin_checkpoint(self.broker.checkpoint_state(self.clock())), self.world.now
+        def again() -> None:
+            process.call_later(self._checkpoint_s, self._checkpoint, process)
+
+        try:
+            checkpoint, began_at = (
+                self.store.begin_checkpoint(self.broker.checkpoint_state(self.clock())),
+                self.world.now,
+            )
+        except StorageError:  # the disk is full
+            again()
+            return
 
         def write() -> None:
-            checkpoint.write()
-            self.store.finish_checkpoint(checkpoint)
-            self.kept_at = began_at
-            process.call_later(self._checkpoint_s, self._checkpoint, process)
+            try:
+                checkpoint.write()
+            except StorageError as error:
+                self.store.fail_checkpoint(checkpoint, error)
+            else:
+                self.store.finish_checkpoint(checkpoint)
+                self.kept_at = began_at
+            again()
 
         process.call_later(self.world.chance.random() * _WORK_S, write)
 

@@ -85,9 +85,11 @@ class Boss:
     def __init__(
         self, record: Record, crew: Crew, brokers: Any, chance: Random, names: list[str], most: int, rolls: int, *,
         keeps_connections: bool = False, clock: Callable[[], datetime] | None = None, restarts: int = 0,
+        fills: int = 0,
     ) -> None:  # fmt: skip
         """*names* are the groups that may be changed; *most*: how many messages may be taken. Logs are rolled *rolls*
-        times at least, and brokers end *restarts* times. *clock*: that of a simulated world, where no threads are.
+        times at least, brokers end *restarts* times, and disks are full *fills* times. *clock*: that of a simulated
+        world, where no threads are.
         """
         self._clock = clock
         self._record = record
@@ -98,6 +100,7 @@ class Boss:
         self._removes = rolls > 0
         calls, count = CALLS if names else CALLS[len(GROUP_CALLS) :], chance.choice((0, 1, 3, 5))
         several = [*["roll"] * rolls, *["restart"] * restarts, *(chance.choice(calls) for _ in range(count))]
+        several += ["fill"] * fills
         self._plan = sorted((chance.randrange(most + 1), call) for call in several)
         if keeps_connections:
             self._plan = [(at, call) for at, call in self._plan if call not in ("lose", "restart")]
@@ -117,6 +120,8 @@ class Boss:
                             self._chance.choice(cuts)()
                     case "restart":
                         await self._restart()
+                    case "fill":
+                        await self._brokers.fill(self._chance.randrange(len(self._brokers.brokers)))
                     case "look":
                         await self._look(client)
                     case _:

@@ -1,7 +1,8 @@
 """The histories of ``public`` in a simulated world: the same programs and law, by a seed that repeats each step.
 
 Brokers die within any operation of their disks, some of them with the power; what is on its way on a connection is
-lost, torn or done without an answer; consumers are killed between any two steps. All programs use asyncio.
+lost, torn or done without an answer; disks are full for a moment; consumers are killed between any two steps. All
+programs use asyncio.
 """
 
 from __future__ import annotations
@@ -43,6 +44,9 @@ _FRAME_FAULTS: Final = (("frame lost", 0.008), ("frame torn", 0.008), ("answer l
 _AWAY_S: Final = (0.001, 0.05, 0.3)
 #: Seconds after which a broker dies that was to die within an operation.
 _DIES_WITHIN_S: Final = 0.03
+#: Seconds for which a disk is full, and what fails meanwhile.
+_FULL_S: Final = (0.005, 0.05, 0.5)
+_FULL_FAILS: Final = ("pwritev", "create", "rename", "mkdir")
 #: A history takes so many seconds at most, where connections wait for answers that do not come.
 _MOST_S: Final = 1_000
 #: What a consumer that is killed does not do: nobody knows whether the broker has heard of it.
@@ -52,7 +56,8 @@ _NOT_KILLED_AT: Final = ("reject", "release", "release later", "not yet", "retry
 #: What some histories of many must have had.
 WORLD_FEATURES: Final = (
     *(name for name in FEATURES if "sync" not in name), "start interrupted", "killed within a record",
-    "killed within an operation", "power lost", *(name for name, _ in _FRAME_FAULTS),
+    "killed within an operation", "power lost", *(name for name, _ in _FRAME_FAULTS), "disk full",
+    "refused by a full disk",
 )  # fmt: skip
 
 
@@ -105,6 +110,17 @@ class Machines:
         process.kill()
         self._lose(machine)
         await asyncio.sleep(chance.choice(_AWAY_S))
+
+    async def fill(self, number: int) -> None:
+        """Let the disk of a broker be full for a moment."""
+        disk, chance = self.brokers[number].disk, self._history.chance
+        for operation in _FULL_FAILS:
+            disk.fail_always(operation)
+        before = disk.struck.total()
+        await asyncio.sleep(chance.choice(_FULL_S))
+        disk.heal()
+        self._history.count["disk full"] += 1
+        self._history.count["refused by a full disk"] += disk.struck.total() - before
 
     def _lose(self, machine: Machine) -> None:
         power = self._history.loses_power and self._history.chance.random() < 0.5
@@ -223,7 +239,8 @@ class WorldHistory(History):
             return datetime.fromtimestamp(0, UTC) + timedelta(microseconds=START_US + int(self.world.now * 1e6))
 
         restarts = self._own_chance("restarts").choice((0, 1, 3))
-        return super()._boss(crew, names, most, clock=clock, restarts=restarts, **more)
+        fills = self._own_chance("fills").choice((0, 0, 1, 3))
+        return super()._boss(crew, names, most, clock=clock, restarts=restarts, fills=fills, **more)
 
     async def _run_boss(self, boss: Boss) -> None:
         process = self._client("boss", super()._run_boss(boss))

@@ -18,7 +18,16 @@ EACH = 20
 
 @pytest.mark.parametrize("seeds", ["first", "of-today"])
 def test_each_message_is_handled_once_or_accounted_for_whatever_fails(seeds: str) -> None:
-    strikes = ("killed", "power lost", "answer lost", "frame lost", "frame torn", "frame doubled", "killed: kill -9")
+    strikes = (
+        "killed",
+        "power lost",
+        "answer lost",
+        "frame lost",
+        "frame torn",
+        "frame doubled",
+        "killed: kill -9",
+        "refused by a full disk",
+    )
     wanted = (*WAYS, *strikes)
     counts = count_many(run, 0 if seeds == "first" else first_of_today(EACH), EACH, wanted)
     print(told(counts))
