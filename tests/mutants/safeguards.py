@@ -623,7 +623,7 @@ SAFEGUARDS: Final = (
     Mutant(
         "give the dispositions of threads in their order",
         "ThreadDispositions.call",
-        instead("self._waiting.append(dispose)", "call_soon_threadsafe(dispose)"),
+        instead("self.waiting.append(dispose)", "call_soon_threadsafe(dispose)"),
         ("tests/net/client/sync/test_dispositions.py",),
     ),
     Mutant(

@@ -29,7 +29,7 @@ OF_ANSWERS: Final = (
     Mutant(
         "leave no acknowledgement of a thread behind",
         "ThreadDispositions._take",
-        skip("self._due = False"),
+        skip("self.is_due = False"),
         ("tests/net/client/consumer/test_acks.py",),
     ),
     Mutant(

@@ -108,6 +108,8 @@ class SubjectFilter:
         #: The segment that was leaving when the prefix was first followed: its messages are not for the filter, unless
         #: it stays.
         self.begun_behind: object = None if base is None else base.begun_behind
+        #: Cursors that its start at a sequence has set in subjects that a kill has renumbered: the sequence by number.
+        self.begun: dict[int, int] = {}
         self.row_cursors = row_cursors  # by partition: the next row to read; unused for an exact subject
         #: By partition, for the checkpoint: a position at or before that row.
         self.positions = positions
@@ -393,6 +395,8 @@ class Group:
         for base in self.filters.values():
             if base.start.kind != "first" and takes((wide.prefix,), base.prefix):
                 self.compare_anew()  # it may have passed a subject from its own start on
+                self.cursors.update({n: 0 for n, begun in base.begun.items() if self.cursors.get(n) == begun})
+                base.begun.clear()
                 for narrow in base.with_lanes():
                     narrow.start, narrow.passed = wide.start, 0
                     narrow.row_cursors[:] = map(min, narrow.row_cursors, wide.row_cursors)
@@ -438,6 +442,7 @@ class Group:
             subject_filter.row_cursors[:] = begin.row_cursors
             subject_filter.positions[:] = begin.positions
             subject_filter.arrived.clear()
+            subject_filter.begun.clear()
             subject_filter.clear_blocks()
         self.dirty, self.scan = True, None
         self.packed_bytes, self.packed_cursors, self.packed_sum, self.unaccounted = b"", 0, 0, 0
@@ -575,6 +580,8 @@ class Group:
                     for subject_filter in self.all_filters()
                 ],
             }
+            if begun := {one.ordinal: one.begun for one in self.all_filters() if one.begun}:
+                fields["begun"] = begun
             self.packed_bytes = msgpack.packb(fields)
             self._note_packed()
             self.dirty = False
@@ -604,6 +611,7 @@ class Group:
             subject_filter.reserved = subject_filter.recorded = reserved
             for kind, positions_of_lane in lanes:
                 subject_filter.add_lane(kind, *_rows_at(store, positions_of_lane))
+            subject_filter.begun.update(packed.get("begun", {}).get(ordinal, {}))
             if has_ended:
                 self.unfollow([prefix])
 

@@ -178,5 +178,6 @@ class GroupReplay:
                 was_there = first is not None and first[1]["stored_at_us"][0] <= rule.until_us
                 if was_there and not group.cursors.get(number):
                     group.cursors.set(number, rule.value)
+                    subject_filter.begun[number] = rule.value
                 # Of one that had its number, and its first message later, nobody knows where the group began.
                 group.compare_anew()

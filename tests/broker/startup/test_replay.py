@@ -87,6 +87,28 @@ def test_a_start_at_a_sequence_holds_behind_delayed_messages(tmp_path: Path, beg
     driven.close()
 
 
+@pytest.mark.parametrize("then", ["nothing", "checkpoint", "restart", "handed out"])
+def test_a_wider_prefix_begins_at_the_first_message_after_a_kill_too(tmp_path: Path, then: str) -> None:
+    driven = Driven(tmp_path)
+    for number in range(4):
+        driven.send("a.x", b"%d" % number)
+    driven.subscribe("a.", start=("sequence", 2))
+    driven.store.close(clean=False)
+    driven.open()
+    if then == "handed out":
+        assert bodies_of(driven.pull(driven.subscribe("a."), max_count=1)) == [b"2"]
+    elif then == "checkpoint":
+        driven.checkpoint()
+    elif then == "restart":
+        driven.restart()
+    (row,) = ask(driven, "groups", group="g")["rows"]
+    assert row["ready"] == (1 if then == "handed out" else 2)
+    subscription = driven.subscribe("", connection=2)
+    expected = [b"3"] if then == "handed out" else [b"0", b"1", b"2", b"3"]
+    assert bodies_of(driven.pull(subscription, connection=2)) == expected
+    driven.close()
+
+
 def test_a_group_is_never_there_without_the_settings_that_it_was_made_with(tmp_path: Path) -> None:
     """Whatever of its records is on disk when the power fails: the next subscription would not give them again."""
     driven = Driven(tmp_path / "whole", segment_bytes=1 << 16, max_frame_bytes=4_096)
