@@ -327,9 +327,10 @@ def test_the_broker_compares_only_groups_that_have_changed(tmp_path: Path, monke
     driven.close()
 
 
+@pytest.mark.parametrize("has_checkpoint", [False, True])
 @pytest.mark.parametrize("partitions", [1, 2])
 def test_a_group_that_begins_behind_a_leaving_segment_gets_earlier_messages_of_others(
-    tmp_path: Path, partitions: int
+    tmp_path: Path, partitions: int, has_checkpoint: bool
 ) -> None:
     driven = driven_in(tmp_path, partitions=partitions)
     Consumer(driven, "c", "a.").pull(1)
@@ -342,6 +343,8 @@ def test_a_group_that_begins_behind_a_leaving_segment_gets_earlier_messages_of_o
     base, _ = part.removable()[-1]
     part.leave(base, subject_ranges_of(part.old_segment(base).rows()))
     ask(driven, "seek_group", group="g", to="first")
+    if has_checkpoint:
+        look(driven)
     consumer = Consumer(driven, "c", "a.")
     assert consumer.pull(82)
     assert wrongly_passed(driven.store, group_of(driven)) is None

@@ -580,6 +580,8 @@ class Group:
                     for subject_filter in self.all_filters()
                 ],
             }
+            if any(one.begun_behind is not None and one.begun_behind is store.leaving for one in self.all_filters()):
+                fields["beside_leaving"] = True
             if begun := {one.ordinal: one.begun for one in self.all_filters() if one.begun}:
                 fields["begun"] = begun
             self.packed_bytes = msgpack.packb(fields)
@@ -603,6 +605,7 @@ class Group:
         self.packed_bytes = packed_bytes
         self._note_packed()
         self.skipped = packed["skipped"]
+        self.is_comparable = not packed.get("beside_leaving")
         self.unaccounted = packed.get("unaccounted", 0)  # an older program has not counted it
         self.missed_before = packed.get("missed_before", {})
         for prefix, ordinal, start, positions, reserved, has_ended, lanes in packed["filters"]:
