@@ -19,13 +19,15 @@ import time
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from typing import Final, NamedTuple, Self
 
 #: As long as a machine with other work may need.
 TIMEOUT_S: Final = 60.0
+#: So many times a server is started that ends before it takes connections.
+_STARTS: Final = 5
 #: Both servers refuse to run as root.
 _USER: Final = "nobody"
 _MARIADB_SCRIPTS: Final = Path("/usr/share/mysql")
@@ -65,22 +67,31 @@ class Server(ABC):
 
     def start(self) -> None:
         """Start it on what it had, and wait until it takes connections."""
+        process = self._spawn()
+        ends, starts = time.monotonic() + TIMEOUT_S, 1
+        while not self._is_ready():
+            ended = process.poll()
+            if ended is not None and starts < _STARTS:  # processes that were killed may have its memory and ports still
+                starts += 1
+                time.sleep(0.2)
+                process = self._spawn()
+            elif ended is not None or time.monotonic() > ends:
+                raise RuntimeError(f"the server did not start (exit code {ended}): {self.log()[-3000:]}")
+            time.sleep(0.02)
+
+    def _spawn(self) -> subprocess.Popen[bytes]:
         with (self.directory / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 self._as_user("--pdeathsig=KILL", *self._command()), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 cwd=self.directory, start_new_session=True,
             )  # fmt: skip
-        ends = time.monotonic() + TIMEOUT_S
-        while not self._is_ready():
-            ended = self._process.poll()
-            if ended is not None or time.monotonic() > ends:
-                raise RuntimeError(f"the server did not start (exit code {ended}): {self.log()[-3000:]}")
-            time.sleep(0.02)
+        return self._process
 
     def kill(self) -> None:
         """kill -9 of all its processes, and wait until they are gone."""
         assert self._process is not None
-        os.killpg(self._process.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # it has ended, and why is in its log
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait(TIMEOUT_S)
         self._process = None
         (self.directory / "data" / "postmaster.pid").unlink(missing_ok=True)  # a start of PostgreSQL would wait for it
