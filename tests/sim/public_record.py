@@ -209,7 +209,8 @@ class Session:
         if hand.sent.slot is None:  # without an order key, or nobody knows at which broker it lies now
             return
         for other in self.hands:
-            if other.state == OPEN and other.at > hand.at and other.sent.slot == hand.sent.slot:
+            is_behind = other.at > hand.at and other.sent.slot == hand.sent.slot and other.sent is not hand.sent
+            if other.state == OPEN and is_behind:  # the same one came again after a loss of power
                 other.state, other.ended, other.is_taken_back = BACK, self.group.record.tick(), True
                 self.group.record.note(
                     f"{self.group.name} {self.name} back {other.sent.number} behind {hand.sent.number}"
