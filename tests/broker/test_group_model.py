@@ -30,7 +30,6 @@ from tests.broker.group_state import WrittenRecords, letter_of
 from tests.broker.groups.test_message_life import BEYOND_MODEL
 from tests.broker.model import Consumer
 from tests.broker.model_log import Message
-from tests.effort import part_of
 from tests.sim.life import check_files
 
 #: Thousands of calls: they run twice as fast where nobody counts lines.
@@ -641,11 +640,7 @@ RULES = (
 )
 
 HISTORIES = settings(
-    max_examples=part_of(240),
-    stateful_step_count=30,
-    deadline=None,
-    database=None,
-    suppress_health_check=list(HealthCheck),
+    max_examples=120, stateful_step_count=30, deadline=None, database=None, suppress_health_check=list(HealthCheck)
 )
 
 
