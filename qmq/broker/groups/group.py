@@ -580,7 +580,8 @@ class Group:
                     for subject_filter in self.all_filters()
                 ],
             }
-            if any(one.begun_behind is not None and one.begun_behind is store.leaving for one in self.all_filters()):
+            leaving = store.leaving
+            if leaving is not None and any(one.begun_behind is leaving for one in self.all_filters()):
                 fields["beside_leaving"] = True
             if begun := {one.ordinal: one.begun for one in self.all_filters() if one.begun}:
                 fields["begun"] = begun

@@ -152,7 +152,9 @@ class Ledger:
         member = self.by_name.get(name)
         least = expected = 0
         if member is not None and member.client == client and 0 < session < member.session:
-            raise Fenced(f"consumer {name!r} is that of a later session of this client; this one does not come back")
+            raise Fenced(
+                f"a later subscription of this client is consumer {name!r} now; subscribe again to take it over"
+            )
         if member is not None and known is not None and known.since_us == member.since_us:
             if member.nonce != nonce and 0 < known.epoch < member.epoch:
                 raise Fenced(f"another program has taken over as consumer {name!r}; this one does not come back")

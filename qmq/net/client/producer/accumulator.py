@@ -277,7 +277,7 @@ class Accumulator:
             runs = self.ordered
         else:
             return
-        if run.subject not in runs:  # those before were packed: all short keys of a batch are, at once
+        if run.subject not in runs:  # as texts, all headers of a batch are packed at once
             run.headers[:] = map(shortened, run.headers)
             runs[run.subject] = run.bodies, run.tickets, run.headers
 

@@ -207,7 +207,7 @@ class ClientThread:
 
 
 def check_threads() -> None:
-    """Raise UsageError where gevent has replaced threads: the client's would wait for ever for its turn."""
+    """Raise UsageError where gevent has replaced threads: the client's own would never run."""
     monkey = sys.modules.get("gevent.monkey")
     if monkey is not None and monkey.is_module_patched("threading"):
         raise UsageError(
